@@ -1,0 +1,3 @@
+module tranche.dev/tranche
+
+go 1.26

@@ -1,0 +1,15 @@
+/* Entry points and types of CUDA drivers newer than the header behind cuda_abi.h, and of the
+ * parts that it leaves out, written from NVIDIA's public documentation. */
+#ifndef TRANCHE_CUDA_NEW_H
+#define TRANCHE_CUDA_NEW_H
+#include "cuda_abi.h"
+
+/* CUDA 12.5: cuCtxCreate_v4 (also what cuCtxCreate means in CUDA 13). The parameters are passed
+ * on unread. */
+typedef struct CUctxCreateParams_st CUctxCreateParams;
+CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
+			CUdevice dev);
+
+#define CU_STREAM_LEGACY_HANDLE ((CUstream)0x1)
+#define CU_STREAM_PER_THREAD_HANDLE ((CUstream)0x2)
+#endif

@@ -1,0 +1,160 @@
+/* The ABI between a slice's supervisor (tranche run, tranche node) and the libraries inside the
+ * tenant's processes: two files in the slice directory, both mapped shared.
+ *
+ *   limits   the limits page. Written by the supervisor only, read by every process of the tenant.
+ *   ledger   the usage ledger. Written by the tenant's processes and by the supervisor.
+ *
+ * Layouts are little endian, fixed size, free of pointers, and mirrored by internal/tenant/abi.go
+ * (a test compares every offset). Amounts are bytes unless a name says otherwise; times are
+ * nanoseconds of CLOCK_MONOTONIC of the initial time namespace.
+ *
+ * Invariants
+ *   I1  account.word holds at least what the driver has given to the tenant's processes: it is
+ *       raised before the driver call and lowered after the driver took the memory back.
+ *   I2  account.word's amount is the sum over slots of their contribution (see tr_slot_dev).
+ *   I3  no process waits for another one that may be dead. */
+#ifndef TRANCHE_ABI_H
+#define TRANCHE_ABI_H
+#include <stdint.h>
+
+#define TR_ABI_VERSION 1u
+#define TR_LIMITS_MAGIC 0x5354494d494c5254ull /* "TRLIMITS" */
+#define TR_LEDGER_MAGIC 0x524547444c5254ull   /* "TRLDGER" */
+#define TR_MAX_DEVICES 16
+#define TR_MAX_PROCS 1024
+#define TR_UUID_LEN 48 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", NUL padded */
+#define TR_NAME_LEN 64
+#define TR_CORES_WHOLE 100 /* cores are hundredths of one GPU */
+
+/* Files below the slice directory. */
+#define TR_FILE_LIMITS "limits"
+#define TR_FILE_LEDGER "ledger"
+
+/* Where a library looks for its slice directory when it was not written into the library file
+ * (containers, where the directory is mounted). */
+#define TR_SLICE_DIR_DEFAULT "/etc/tranche/slice"
+
+/* tr_limits.flags */
+#define TR_LIMITS_FAIL_OPEN 1u /* a damaged ledger lets calls through instead of failing them */
+
+/* tr_limits_dev.flags */
+#define TR_DEV_MEMORY_LIMITED 1u /* memory_limit holds; without it memory is only counted */
+#define TR_DEV_CORES_LIMITED 2u  /* cores holds; without it launches are not metered */
+#define TR_DEV_BURST 4u          /* cores_ceiling > cores may be used while the GPU is idle */
+
+struct tr_limits_dev {
+	char uuid[TR_UUID_LEN];
+	uint64_t memory_limit;  /* bytes */
+	uint64_t context_bytes; /* charged for a process's context until it has been measured */
+	uint32_t cores;         /* 1..100 */
+	uint32_t cores_ceiling; /* cores..100 */
+	uint32_t flags;
+	uint32_t reserved0;
+	uint64_t reserved[6];
+}; /* 128 bytes */
+
+struct tr_limits {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t size; /* of this struct */
+	/* Odd while the supervisor writes, so a reader takes the fields again. Starts at 2. */
+	uint64_t generation;
+	uint32_t n_devices; /* 1..TR_MAX_DEVICES */
+	uint32_t flags;
+	uint64_t heartbeat_ns; /* last sign of life of the supervisor, 0 if it gives none */
+	char name[TR_NAME_LEN];
+	uint64_t reserved[19];
+	struct tr_limits_dev dev[TR_MAX_DEVICES];
+}; /* 256 + 16 * 128 = 2304 bytes; the file is one page of 4096 */
+
+/* A recoverable counter. `word` packs
+ *     bits  0..33  amount, in units of TR_UNIT bytes
+ *     bits 34..45  index of the slot whose operation stored this word, plus one; 0: none
+ *     bits 46..63  low bits of that operation's number
+ * An operation of slot S with number q first writes the slot's next value and q, then swaps the
+ * word. Whoever replaces a word first copies its number into that slot's `ack`. So for every
+ * slot of a dead process it is known whether its last operation took effect: the word still
+ * carries it, or ack has reached it. */
+#define TR_UNIT 4096ull
+#define TR_WORD_AMOUNT_BITS 34
+#define TR_WORD_SLOT_BITS 12
+#define TR_WORD_OP_BITS 18
+
+struct tr_account {
+	uint64_t word;
+	/* Bytes that the driver took for the tenant beyond what the processes charged (contexts,
+	 * modules), as measured by the supervisor. May be negative: a context was charged too high. */
+	int64_t overhead;
+	/* Compute. tat: theoretical arrival time of the generic cell rate algorithm, in ns; a launch
+	 * may start when tat <= now. Bytes lower case because it is the term of the field. */
+	int64_t tat;
+	uint64_t gpu_time_ns;     /* GPU time measured, all processes, ever */
+	uint64_t throttled_ns;    /* time that launches waited */
+	uint64_t launches;        /* metered launches, counted per batch */
+	uint64_t allocs_refused;
+	uint64_t demand_since;    /* start of the current wait for compute, 0: none */
+	uint64_t reserved[8];
+}; /* 128 bytes */
+
+/* One process's part of one device's account.
+ * Contribution: value[op & 1] if operation `op` took effect, else value[(op - 1) & 1]. */
+struct tr_slot_dev {
+	uint64_t op;       /* number of the last operation begun */
+	uint64_t value[2]; /* units of TR_UNIT */
+	uint64_t ack;      /* highest operation known to have taken effect, low TR_WORD_OP_BITS bits */
+	uint64_t exported; /* bytes in value that other processes may hold (VMM export, IPC, pools) */
+	uint64_t imported; /* bytes held through imports, not charged here */
+	uint64_t context;  /* bytes in value that were charged for contexts */
+	uint64_t gpu_time_ns;
+}; /* 64 bytes */
+
+enum tr_slot_state {
+	TR_SLOT_FREE = 0,
+	TR_SLOT_USED = 1,
+	TR_SLOT_ORPHANS = 2, /* slot 0: memory that outlives its creator through an import */
+};
+
+/* A process holds its slot by an open-file-description write lock on byte (TR_LOCK_BASE + index)
+ * of the ledger, on a descriptor with close-on-exec: like the driver's own descriptors it is
+ * inherited by fork, dropped by exec, and released by the kernel. The slot may be reclaimed when
+ * the lock is free AND the process is a zombie or gone. Who claims or reclaims takes the lock. */
+#define TR_LOCK_BASE (1ll << 40)
+
+struct tr_slot {
+	uint32_t state;
+	uint32_t pid;       /* in the process's own PID namespace */
+	uint64_t starttime; /* field 22 of /proc/PID/stat */
+	uint64_t pidns;     /* inode of /proc/self/ns/pid */
+	uint32_t host_pid;  /* as NVML shows it; written by the supervisor, 0: unknown */
+	uint32_t abi;       /* TR_ABI_VERSION of the library */
+	uint64_t claimed_ns;
+	uint64_t reserved[11];
+	struct tr_slot_dev dev[TR_MAX_DEVICES];
+}; /* 128 + 16 * 64 = 1152 bytes */
+
+struct tr_ledger {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t size;
+	uint32_t n_slots; /* TR_MAX_PROCS */
+	uint32_t next_slot; /* where the next claim starts to look */
+	uint64_t reserved[13];
+	struct tr_account account[TR_MAX_DEVICES];
+	struct tr_slot slot[TR_MAX_PROCS];
+};
+
+/* The libraries carry two strings that `tranche run` writes when it lays out a slice, so that no
+ * environment variable is needed: the slice directory behind this marker, and the directory with
+ * libcuda-driver.so.1 and libnvidia-ml-driver.so.1 as DT_RPATH (TR_RPATH_MARK, padded with '/'). */
+#define TR_SLICE_MARK "@@TRANCHE_SLICE@@"
+#define TR_SLICE_FIELD 256 /* marker, then the path, NUL padded */
+#define TR_RPATH_MARK "/@@TRANCHE_DRIVER@@"
+#define TR_RPATH_FIELD 256
+
+_Static_assert(sizeof(struct tr_limits_dev) == 128, "abi");
+_Static_assert(sizeof(struct tr_limits) == 2304, "abi");
+_Static_assert(sizeof(struct tr_account) == 128, "abi");
+_Static_assert(sizeof(struct tr_slot_dev) == 64, "abi");
+_Static_assert(sizeof(struct tr_slot) == 1152, "abi");
+_Static_assert(sizeof(struct tr_ledger) == 128 + 16 * 128 + 1024 * 1152, "abi");
+#endif
