@@ -1,0 +1,97 @@
+#include "board.h"
+#include <string.h>
+#include "nvml_abi.h"
+
+#define MIB (1024ull * 1024)
+
+/* Public figures: data sheets and the output of nvidia-smi on such boards. */
+static const struct board boards[] = {
+	{ .model = "t4", .brand = NVML_BRAND_TESLA, .arch = NVML_DEVICE_ARCH_TURING,
+	  .pci_device = 0x1EB810DE, .pci_subsystem = 0x12A210DE, .part_number = "900-2G183-0000-001",
+	  .vbios = "90.04.38.00.03", .inforom = "G183.0200.00.02",
+	  .power_min_mw = 60000, .power_max_mw = 70000, .power_default_mw = 70000,
+	  .power_idle_mw = 10000, .clock_idle_mhz = 300, .clock_max_mhz = 1590,
+	  .clock_app_mhz = 585, .clock_video_mhz = 1470, .clock_mem_mhz = 5001, .temp_idle = 34,
+	  .temp_busy = 68, .temp_shutdown = 96, .temp_slowdown = 93, .temp_max = 85, .pcie_gen = 3,
+	  .pcie_width = 16, .bar1 = 256 * MIB, .bus_width = 256, .cores_per_sm = 64,
+	  .engines_enc = 1, .engines_dec = 2, .gsp = true },
+	{ .model = "v100-16g", .brand = NVML_BRAND_TESLA, .arch = NVML_DEVICE_ARCH_VOLTA,
+	  .pci_device = 0x1DB110DE, .pci_subsystem = 0x121210DE, .part_number = "900-2G503-0000-000",
+	  .vbios = "88.00.4F.00.09", .inforom = "G503.0201.00.03",
+	  .power_min_mw = 150000, .power_max_mw = 300000, .power_default_mw = 300000,
+	  .power_idle_mw = 42000, .clock_idle_mhz = 135, .clock_max_mhz = 1530,
+	  .clock_app_mhz = 1312, .clock_video_mhz = 1372, .clock_mem_mhz = 877, .temp_idle = 33,
+	  .temp_busy = 62, .temp_shutdown = 90, .temp_slowdown = 87, .temp_max = 83,
+	  .temp_mem_max = 85, .pcie_gen = 3, .pcie_width = 16, .nvlinks = 6, .nvlink_version = 2,
+	  .nvlink_mbps = 25781, .bar1 = 16384 * MIB, .bus_width = 4096, .cores_per_sm = 64,
+	  .engines_enc = 3, .engines_dec = 1 },
+	{ .model = "v100-32g", .brand = NVML_BRAND_TESLA, .arch = NVML_DEVICE_ARCH_VOLTA,
+	  .pci_device = 0x1DB510DE, .pci_subsystem = 0x124910DE, .part_number = "900-2G503-0010-000",
+	  .vbios = "88.00.43.00.03", .inforom = "G503.0203.00.04",
+	  .power_min_mw = 150000, .power_max_mw = 300000, .power_default_mw = 300000,
+	  .power_idle_mw = 43000, .clock_idle_mhz = 135, .clock_max_mhz = 1530,
+	  .clock_app_mhz = 1290, .clock_video_mhz = 1372, .clock_mem_mhz = 877, .temp_idle = 33,
+	  .temp_busy = 62, .temp_shutdown = 90, .temp_slowdown = 87, .temp_max = 83,
+	  .temp_mem_max = 85, .pcie_gen = 3, .pcie_width = 16, .nvlinks = 6, .nvlink_version = 2,
+	  .nvlink_mbps = 25781, .bar1 = 32768 * MIB, .bus_width = 4096, .cores_per_sm = 64,
+	  .engines_enc = 3, .engines_dec = 1 },
+	{ .model = "a100-40g", .brand = NVML_BRAND_NVIDIA, .arch = NVML_DEVICE_ARCH_AMPERE,
+	  .pci_device = 0x20B010DE, .pci_subsystem = 0x134F10DE, .part_number = "692-2G506-0200-002",
+	  .vbios = "92.00.19.00.01", .inforom = "G506.0200.00.04",
+	  .power_min_mw = 100000, .power_max_mw = 400000, .power_default_mw = 400000,
+	  .power_idle_mw = 52000, .clock_idle_mhz = 210, .clock_max_mhz = 1410,
+	  .clock_app_mhz = 1095, .clock_video_mhz = 1290, .clock_mem_mhz = 1215, .temp_idle = 32,
+	  .temp_busy = 63, .temp_shutdown = 92, .temp_slowdown = 89, .temp_max = 85,
+	  .temp_mem_max = 95, .pcie_gen = 4, .pcie_width = 16, .nvlinks = 12, .nvlink_version = 3,
+	  .nvlink_mbps = 25000, .bar1 = 65536 * MIB, .bus_width = 5120, .cores_per_sm = 64,
+	  .engines_enc = 0, .engines_dec = 5, .mig = true, .row_remap = true, .gsp = true },
+	{ .model = "a100-80g", .brand = NVML_BRAND_NVIDIA, .arch = NVML_DEVICE_ARCH_AMPERE,
+	  .pci_device = 0x20B210DE, .pci_subsystem = 0x147F10DE, .part_number = "692-2G506-0212-002",
+	  .vbios = "92.00.45.00.03", .inforom = "G506.0212.00.02",
+	  .power_min_mw = 100000, .power_max_mw = 400000, .power_default_mw = 400000,
+	  .power_idle_mw = 60000, .clock_idle_mhz = 210, .clock_max_mhz = 1410,
+	  .clock_app_mhz = 1275, .clock_video_mhz = 1290, .clock_mem_mhz = 1593, .temp_idle = 33,
+	  .temp_busy = 65, .temp_shutdown = 92, .temp_slowdown = 89, .temp_max = 85,
+	  .temp_mem_max = 95, .pcie_gen = 4, .pcie_width = 16, .nvlinks = 12, .nvlink_version = 3,
+	  .nvlink_mbps = 25000, .bar1 = 131072 * MIB, .bus_width = 5120, .cores_per_sm = 64,
+	  .engines_enc = 0, .engines_dec = 5, .mig = true, .row_remap = true, .gsp = true },
+	{ .model = "h100-80g", .brand = NVML_BRAND_NVIDIA, .arch = NVML_DEVICE_ARCH_HOPPER,
+	  .pci_device = 0x233010DE, .pci_subsystem = 0x16C110DE, .part_number = "692-2G520-0200-000",
+	  .vbios = "96.00.30.00.01", .inforom = "G520.0200.00.05",
+	  .power_min_mw = 200000, .power_max_mw = 700000, .power_default_mw = 700000,
+	  .power_idle_mw = 70000, .clock_idle_mhz = 345, .clock_max_mhz = 1980,
+	  .clock_app_mhz = 1980, .clock_video_mhz = 1545, .clock_mem_mhz = 2619, .temp_idle = 31,
+	  .temp_busy = 61, .temp_shutdown = 92, .temp_slowdown = 89, .temp_max = 87,
+	  .temp_mem_max = 95, .pcie_gen = 5, .pcie_width = 16, .nvlinks = 18, .nvlink_version = 4,
+	  .nvlink_mbps = 26562, .bar1 = 131072 * MIB, .bus_width = 5120, .cores_per_sm = 128,
+	  .engines_enc = 0, .engines_dec = 7, .mig = true, .row_remap = true, .gsp = true },
+	{ .model = "h200-141g", .brand = NVML_BRAND_NVIDIA, .arch = NVML_DEVICE_ARCH_HOPPER,
+	  .pci_device = 0x233510DE, .pci_subsystem = 0x18BE10DE, .part_number = "692-2G520-0280-501",
+	  .vbios = "96.00.A5.00.01", .inforom = "G520.0280.00.01",
+	  .power_min_mw = 200000, .power_max_mw = 700000, .power_default_mw = 700000,
+	  .power_idle_mw = 75000, .clock_idle_mhz = 345, .clock_max_mhz = 1980,
+	  .clock_app_mhz = 1980, .clock_video_mhz = 1545, .clock_mem_mhz = 3201, .temp_idle = 30,
+	  .temp_busy = 62, .temp_shutdown = 92, .temp_slowdown = 89, .temp_max = 87,
+	  .temp_mem_max = 95, .pcie_gen = 5, .pcie_width = 16, .nvlinks = 18, .nvlink_version = 4,
+	  .nvlink_mbps = 26562, .bar1 = 262144 * MIB, .bus_width = 6144, .cores_per_sm = 128,
+	  .engines_enc = 0, .engines_dec = 7, .mig = true, .row_remap = true, .gsp = true },
+};
+
+static const struct board plain = {
+	.model = "", .brand = NVML_BRAND_NVIDIA, .arch = NVML_DEVICE_ARCH_UNKNOWN,
+	.pci_device = 0x000010DE, .pci_subsystem = 0x000010DE, .part_number = "900-00000-0000-000",
+	.vbios = "00.00.00.00.00", .inforom = "0000.0000.00.00",
+	.power_min_mw = 100000, .power_max_mw = 300000, .power_default_mw = 300000,
+	.power_idle_mw = 30000, .clock_idle_mhz = 210, .clock_max_mhz = 1500, .clock_app_mhz = 1500,
+	.clock_video_mhz = 1200, .clock_mem_mhz = 1000, .temp_idle = 32, .temp_busy = 60,
+	.temp_shutdown = 95, .temp_slowdown = 90, .temp_max = 85, .pcie_gen = 4, .pcie_width = 16,
+	.bar1 = 256 * MIB, .bus_width = 256, .cores_per_sm = 64, .engines_dec = 1,
+};
+
+const struct board *board_of(const char *model)
+{
+	for (size_t i = 0; i < sizeof(boards) / sizeof(boards[0]); i++)
+		if (strcmp(boards[i].model, model) == 0)
+			return &boards[i];
+	return &plain;
+}

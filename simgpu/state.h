@@ -1,0 +1,252 @@
+/* The simulated machine: one file, <dir>/state, mapped shared by every process that uses its GPUs
+ * (the simulated libcuda and libnvidia-ml, and simctl).
+ *
+ * This header and state.c, spec.c, models.c, engine.c know nothing of CUDA: they are linked into
+ * libcuda.so.1, libnvidia-ml.so.1 and simctl alike.
+ *
+ * Locks. sim_lock() is the machine's: memory counts, process slots, objects, xids. sim_gpu_lock()
+ * is one GPU's: its engine. Order: machine, then GPU; never take the machine's lock while holding a
+ * GPU's. Both are process-shared and robust: the death of a holder is recovered by the next one
+ * (memory counts are recomputed from the slots; the engine's owner repairs its own part in
+ * sim_engine_recover). Hold them for microseconds only, never across a wait.
+ *
+ * Times are ns of CLOCK_MONOTONIC, memory is bytes, unless a name says otherwise. */
+#ifndef SIMGPU_STATE_H
+#define SIMGPU_STATE_H
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_MAGIC 0x55504755544d4953ull
+#define SIM_VERSION 3u
+#define SIM_MAX_GPUS 16
+#define SIM_MAX_PROCS 1024
+#define SIM_MAX_OBJECTS 4096
+#define SIM_MAX_XIDS 64
+#define SIM_SAMPLES 512
+#define SIM_ENGINE_BYTES (512u << 10)
+
+/* What a model is: constant facts. models.c has the table. */
+struct sim_model {
+	char key[24];  /* "a100-80g", as a spec names it */
+	char name[64]; /* "NVIDIA A100-SXM4-80GB" */
+	char brand[16]; /* "Tesla", "NVIDIA" */
+	uint64_t memory;        /* bytes that CUDA can see in total (cuDeviceTotalMem) */
+	uint64_t memory_nvml;   /* NVML total: memory plus what the driver reserves */
+	uint64_t context_bytes; /* what a context takes */
+	uint32_t cc_major, cc_minor;
+	uint32_t sms;
+	uint32_t max_threads_per_sm;
+	uint32_t max_blocks_per_sm;
+	uint32_t regs_per_sm;
+	uint32_t smem_per_sm, smem_per_block_optin; /* bytes */
+	uint32_t l2_bytes;
+	uint32_t clock_khz, mem_clock_khz;
+	uint32_t bus_bits;
+	uint32_t mem_mbps;      /* device memory bandwidth, MB/s */
+	uint32_t pcie_mbps;     /* host copies, MB/s */
+	uint32_t pcie_gen, pcie_width;
+	uint32_t pci_device_id; /* NVML form: device << 16 | vendor 0x10de */
+	uint32_t pci_subsystem_id;
+	uint32_t power_limit_mw;
+	uint32_t nvlinks;       /* links of the chip */
+	uint32_t mig_capable, async_engines, ecc, tcc_reserved;
+};
+
+/* Kinds of link between two GPUs: PCIe levels as `nvidia-smi topo -m` names them. */
+enum sim_link_kind { SIM_LINK_NONE, SIM_LINK_PIX, SIM_LINK_PXB, SIM_LINK_PHB, SIM_LINK_NODE, SIM_LINK_SYS };
+struct sim_link {
+	uint8_t pcie;   /* enum sim_link_kind; SIM_LINK_NONE only on the diagonal */
+	uint8_t nvlink; /* number of NVLinks, 0: none */
+};
+
+/* One utilisation sample of one process on one GPU; NVML's process utilisation is made of these.
+ * Written by the engine (simtime) under the GPU's lock, read by simnvml under the same lock.
+ * sample number n is in sample[n % SIM_SAMPLES]; sample_head is the count of samples ever. */
+struct sim_sample {
+	uint64_t time_us; /* CLOCK_REALTIME microseconds, as NVML stamps them */
+	uint32_t pid;     /* 0: the whole GPU (nvmlDeviceGetUtilizationRates, GetSamples) */
+	uint16_t sm, mem, enc, dec; /* percent of the sample period */
+};
+
+/* One process's part of one GPU. */
+struct sim_proc_gpu {
+	uint64_t memory;   /* bytes of physical memory that this process created and that count for
+			    * it, contexts included. Under sim_lock. */
+	uint64_t contexts; /* bytes of it that are contexts */
+	uint64_t n_contexts;
+	uint64_t peak;     /* highest `memory` ever */
+	uint64_t busy_ns;  /* ground truth: engine time that its work took. Engine, GPU lock. */
+	uint64_t kernels, copies;  /* counts of work items finished. Engine. */
+	uint64_t reserved[1];
+};
+
+enum sim_proc_state { SIM_PROC_FREE, SIM_PROC_USED };
+
+/* A process that called cuInit. It holds an OFD write lock on byte SIM_LOCK_PROC + index of the
+ * state file, on a close-on-exec descriptor: inherited by fork, dropped by exec, released by the
+ * kernel when the last holder is gone. Reaped (memory back) when the lock is free and the process
+ * is a zombie, gone, or has run another program. */
+struct sim_proc {
+	uint32_t state;
+	uint32_t pid;
+	uint64_t starttime; /* field 22 of /proc/PID/stat */
+	uint64_t pidns;     /* inode of /proc/self/ns/pid */
+	uint64_t lock_free_since; /* reaper's note: when the lock was first seen free; 0 never */
+	uint64_t claimed_ns;
+	uint64_t generation; /* rises with each claim of this slot */
+	char comm[16];
+	uint64_t reserved[8];
+	struct sim_proc_gpu gpu[SIM_MAX_GPUS];
+};
+
+/* Byte ranges of the state file used for OFD locks. */
+#define SIM_LOCK_CREATE 0ll            /* flock(2) is used for creation; this byte is unused */
+#define SIM_LOCK_PROC (1ll << 40)      /* + process slot: write lock of the process */
+#define SIM_LOCK_OBJECT (1ll << 41)    /* + object: read lock per holder (importer, exported fd) */
+
+/* A piece of physical memory that others than its creator may hold (exported VMM allocation, IPC
+ * memory, pool). Under sim_lock. While its creator's slot lives and holds it, it is counted in the
+ * slot; afterwards, as long as anyone holds a read lock on its byte, in sim_gpu.orphans. */
+struct sim_object {
+	uint32_t used;
+	uint32_t kind;    /* private to the memory half */
+	uint32_t gpu;
+	uint32_t slot;    /* creator's slot */
+	uint64_t slot_generation;
+	uint32_t src_pid; /* where its bytes can be opened: /proc/src_pid/fd/src_fd at offset */
+	int32_t src_fd;
+	uint64_t src_start;
+	uint64_t offset, size;
+	uint64_t orphan;  /* 1: creator is gone or freed it */
+	uint64_t serial;  /* unique; handles carry it so that a reused entry is noticed */
+	uint64_t extra[6];
+};
+
+struct sim_gpu {
+	struct sim_model model;
+	char uuid[48];   /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" */
+	uint8_t uuid_bytes[16];
+	char serial[24];
+	char pci[16];    /* "0000:3b:00.0" (domain:bus:device.function) */
+	uint32_t pci_domain, pci_bus, pci_dev;
+	uint32_t minor;  /* /dev/nvidiaN */
+	uint64_t capacity;  /* bytes that can be given out in total */
+	uint64_t used;      /* sum over slots + orphans. sim_lock. Always <= capacity. */
+	uint64_t orphans;   /* bytes of objects that outlived their creator */
+	uint64_t peak;
+	uint32_t lost;      /* fell off the bus: every call on it fails. Written by simctl. */
+	uint32_t xid;       /* last XID, 0: none */
+	pthread_mutex_t lock;
+	/* written by the engine under lock */
+	uint64_t busy_ns;   /* ground truth: time the engine ran anything */
+	uint64_t switches;
+	uint64_t sample_head;
+	struct sim_sample sample[SIM_SAMPLES];
+	/* struct sim_engine of engine.h lives here (zero at first; sim_engine_init is called once
+	 * by the creator of the file). engine.c asserts that it fits. */
+	uint8_t engine[SIM_ENGINE_BYTES] __attribute__((aligned(64)));
+};
+
+struct sim_xid_event {
+	uint64_t time_ns;
+	uint32_t gpu, xid;
+};
+
+struct sim_state {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t n_gpus;
+	uint64_t size; /* bytes of the file */
+	pthread_mutex_t lock;
+	/* the machine */
+	char driver_version[32]; /* "550.163.01" */
+	uint32_t cuda_version;   /* 12040 */
+	uint32_t slice_us, switch_us; /* time slice and cost of a context switch */
+	uint32_t launch_ns, sync_ns;  /* host cost of a launch, wake-up after a synchronise */
+	uint32_t jitter_permille;     /* sigma of the log-normal kernel jitter */
+	uint32_t queue_depth;         /* launch queue entries of a context */
+	uint32_t sample_ms;           /* utilisation sample period */
+	uint32_t numa_nodes;
+	uint32_t seed;
+	uint64_t created_ns;
+	uint64_t spec_hash;
+	struct sim_link link[SIM_MAX_GPUS][SIM_MAX_GPUS];
+	uint64_t xid_head; /* count of events ever; event n is in xid[n % SIM_MAX_XIDS] */
+	struct sim_xid_event xid[SIM_MAX_XIDS];
+	uint64_t object_serial;
+	uint64_t config_reserved[64];
+	struct sim_proc proc[SIM_MAX_PROCS];
+	struct sim_object object[SIM_MAX_OBJECTS];
+	struct sim_gpu gpu[SIM_MAX_GPUS];
+};
+
+/* --- state.c ---------------------------------------------------------------------------------- */
+
+/* Opens (or creates from <dir>/spec) the state of the machine; dir NULL: $TRANCHE_SIM_DIR, else the
+ * path written behind the mark in this library file, else /dev/shm/tranche-sim-<uid>/default. Maps
+ * once in a process; later calls return the same. NULL: failed, and *why says in words. Claims no
+ * process slot. Safe for concurrent use. */
+struct sim_state *sim_state_open(const char *dir, const char **why);
+/* The state if opened, else NULL. */
+extern struct sim_state *sim_shared;
+const char *sim_state_dir(void);
+int sim_state_fd(void);
+
+void sim_lock(void);
+void sim_unlock(void);
+void sim_gpu_lock(struct sim_gpu *g);
+void sim_gpu_unlock(struct sim_gpu *g);
+
+/* Claims this process's slot if it has none (cuInit does). Returns its index, -1 if the table is
+ * full. */
+int sim_proc_claim(void);
+/* This process's slot index; -1 before sim_proc_claim (and always in libnvidia-ml and simctl). A
+ * forked child has none: CUDA is unusable in it, as with the real driver. */
+int sim_proc_slot(void);
+/* Frees the slots and objects whose holders are gone; calls sim_engine_reap for each slot before
+ * it is reused. Takes sim_lock itself. Cheap enough for each NVML query (a few system calls per
+ * used slot). Whoever finds memory short, simctl, and NVML's process list call it. */
+void sim_reap(void);
+/* True if slot i's process runs (not a zombie, not gone). No lock needed. */
+bool sim_proc_alive(const struct sim_proc *p);
+
+/* Reserve bytes of GPU g for this process; false: capacity exceeded (after a reap). */
+bool sim_mem_charge(int g, uint64_t bytes);
+void sim_mem_uncharge(int g, uint64_t bytes);
+
+uint64_t sim_now_ns(void);     /* CLOCK_MONOTONIC */
+uint64_t sim_realtime_us(void);
+uint64_t sim_proc_starttime(uint32_t pid); /* 0: gone */
+void sim_xid_raise(int g, uint32_t xid); /* records the event and sets gpu.xid; takes sim_lock */
+
+/* --- spec.c, models.c ------------------------------------------------------------------------- */
+const struct sim_model *sim_model_find(const char *key);
+const struct sim_model *sim_model_at(int i); /* NULL past the end */
+/* Fills machine facts, GPUs and links of *s (zeroed by the caller) from spec text. 0, or -1 with
+ * a message with line number in why[n]. dir seeds the UUIDs. */
+int sim_spec_parse(const char *text, const char *dir, struct sim_state *s, char *why, size_t n);
+
+/* --- tracing ($TRANCHE_SIM_TRACE=1|FILE), trace.c --------------------------------------------- */
+extern int sim_trace_level; /* 0 off, 1: unimplemented calls and refusals, 2: each call */
+void sim_trace_write(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+#define SIM_TRACE(...)                                                                             \
+	do {                                                                                       \
+		if (__builtin_expect(sim_trace_level, 0))                                          \
+			sim_trace_write(__VA_ARGS__);                                              \
+	} while (0)
+
+/* --- engine.c (simtime): linked into all three, so it must depend on this header only ---------- */
+
+/* Called once by the creator of the state file, before anyone else can see it. g->engine is zero. */
+void sim_engine_init(struct sim_state *s, struct sim_gpu *g);
+/* Process slot `slot` is dead: drop its queued and running work. Called with sim_lock held; takes
+ * the GPU's lock itself. busy_ns of the slot is zeroed by the caller afterwards. */
+void sim_engine_reap(struct sim_state *s, int slot);
+/* The previous holder of g->lock died: make the engine's part of *g consistent. Lock is held. */
+void sim_engine_recover(struct sim_gpu *g);
+/* Brings busy_ns and the sample ring up to date with the clock, so that a reader sees truth although
+ * no process may have called the driver for a while. Takes the GPU's lock. */
+void sim_engine_advance(struct sim_gpu *g);
+#endif
