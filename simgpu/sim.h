@@ -119,11 +119,11 @@ struct CUfunc_st *sim_func_of(const void *h);
 
 /* --- memory operations: the memory half does the work, the time half says when ------------------ */
 
-enum sim_op_kind { SIM_OP_COPY, SIM_OP_MEMSET };
+enum sim_memop_kind { SIM_MEMOP_COPY, SIM_MEMOP_MEMSET };
 /* One copy or memset in its general form. Memset: width in elements, pitch in bytes; elementSize 1, 2
  * or 4; height >= 1. Copies of plain pointers have Height = Depth = 1. */
 struct sim_memop {
-	enum sim_op_kind kind;
+	enum sim_memop_kind kind;
 	CUDA_MEMCPY3D_PEER copy;
 	CUDA_MEMSET_NODE_PARAMS set;
 };

@@ -7,8 +7,8 @@
  * Locks. sim_lock() is the machine's: memory counts, process slots, objects, xids. sim_gpu_lock()
  * is one GPU's: its engine. Order: machine, then GPU; never take the machine's lock while holding a
  * GPU's. Both are process-shared and robust: the death of a holder is recovered by the next one
- * (memory counts are recomputed from the slots; the engine's owner repairs its own part in
- * sim_engine_recover). Hold them for microseconds only, never across a wait.
+ * (memory counts are recomputed from the slots; the engine by
+ * sim_engine_repair). Hold them for microseconds only, never across a wait.
  *
  * Times are ns of CLOCK_MONOTONIC, memory is bytes, unless a name says otherwise. */
 #ifndef SIMGPU_STATE_H
@@ -17,15 +17,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "engine.h"
 
 #define SIM_MAGIC 0x55504755544d4953ull
 #define SIM_VERSION 3u
 #define SIM_MAX_GPUS 16
-#define SIM_MAX_PROCS 1024
+#define SIM_MAX_PROCS SIM_ENGINE_PROCS
 #define SIM_MAX_OBJECTS 4096
 #define SIM_MAX_XIDS 64
-#define SIM_SAMPLES 512
-#define SIM_ENGINE_BYTES (512u << 10)
 
 /* What a model is: constant facts. models.c has the table. */
 struct sim_model {
@@ -61,15 +60,6 @@ struct sim_link {
 	uint8_t nvlink; /* number of NVLinks, 0: none */
 };
 
-/* One utilisation sample of one process on one GPU; NVML's process utilisation is made of these.
- * Written by the engine (simtime) under the GPU's lock, read by simnvml under the same lock.
- * sample number n is in sample[n % SIM_SAMPLES]; sample_head is the count of samples ever. */
-struct sim_sample {
-	uint64_t time_us; /* CLOCK_REALTIME microseconds, as NVML stamps them */
-	uint32_t pid;     /* 0: the whole GPU (nvmlDeviceGetUtilizationRates, GetSamples) */
-	uint16_t sm, mem, enc, dec; /* percent of the sample period */
-};
-
 /* One process's part of one GPU. */
 struct sim_proc_gpu {
 	uint64_t memory;   /* bytes of physical memory that this process created and that count for
@@ -77,9 +67,8 @@ struct sim_proc_gpu {
 	uint64_t contexts; /* bytes of it that are contexts */
 	uint64_t n_contexts;
 	uint64_t peak;     /* highest `memory` ever */
-	uint64_t busy_ns;  /* ground truth: engine time that its work took. Engine, GPU lock. */
-	uint64_t kernels, copies;  /* counts of work items finished. Engine. */
-	uint64_t reserved[1];
+	uint64_t start_us; /* CLOCK_REALTIME of its first context, 0: none yet */
+	uint64_t reserved[3];
 };
 
 enum sim_proc_state { SIM_PROC_FREE, SIM_PROC_USED };
@@ -139,14 +128,11 @@ struct sim_gpu {
 	uint32_t lost;      /* fell off the bus: every call on it fails. Written by simctl. */
 	uint32_t xid;       /* last XID, 0: none */
 	pthread_mutex_t lock;
-	/* written by the engine under lock */
-	uint64_t busy_ns;   /* ground truth: time the engine ran anything */
-	uint64_t switches;
-	uint64_t sample_head;
-	struct sim_sample sample[SIM_SAMPLES];
-	/* struct sim_engine of engine.h lives here (zero at first; sim_engine_init is called once
-	 * by the creator of the file). engine.c asserts that it fits. */
-	uint8_t engine[SIM_ENGINE_BYTES] __attribute__((aligned(64)));
+	uint32_t hide_processes; /* spec: NVML gives no figures per process, as under MIG and vGPU */
+	uint32_t numa_node;
+	/* Busy time (the truth) of each process is engine.proc[slot].busy_ns, utilisation samples are
+	 * engine.sample: advance the engine to now under `lock` before reading. */
+	struct sim_engine engine __attribute__((aligned(64)));
 };
 
 struct sim_xid_event {
@@ -179,7 +165,7 @@ struct sim_state {
 	uint64_t config_reserved[64];
 	struct sim_proc proc[SIM_MAX_PROCS];
 	struct sim_object object[SIM_MAX_OBJECTS];
-	struct sim_gpu gpu[SIM_MAX_GPUS];
+	struct sim_gpu gpu[SIM_MAX_GPUS]; /* the file ends after gpu[n_gpus - 1] */
 };
 
 /* --- state.c ---------------------------------------------------------------------------------- */
@@ -205,8 +191,8 @@ int sim_proc_claim(void);
 /* This process's slot index; -1 before sim_proc_claim (and always in libnvidia-ml and simctl). A
  * forked child has none: CUDA is unusable in it, as with the real driver. */
 int sim_proc_slot(void);
-/* Frees the slots and objects whose holders are gone; calls sim_engine_reap for each slot before
- * it is reused. Takes sim_lock itself. Cheap enough for each NVML query (a few system calls per
+/* Frees the slots and objects whose holders are gone; their work vanishes from the engines
+ * (sim_engine_drop_proc), the figures stay until the slot is claimed again. Takes sim_lock itself. Cheap enough for each NVML query (a few system calls per
  * used slot). Whoever finds memory short, simctl, and NVML's process list call it. */
 void sim_reap(void);
 /* True if slot i's process runs (not a zombie, not gone). No lock needed. */
@@ -237,16 +223,7 @@ void sim_trace_write(const char *fmt, ...) __attribute__((format(printf, 1, 2)))
 			sim_trace_write(__VA_ARGS__);                                              \
 	} while (0)
 
-/* --- engine.c (simtime): linked into all three, so it must depend on this header only ---------- */
-
-/* Called once by the creator of the state file, before anyone else can see it. g->engine is zero. */
-void sim_engine_init(struct sim_state *s, struct sim_gpu *g);
-/* Process slot `slot` is dead: drop its queued and running work. Called with sim_lock held; takes
- * the GPU's lock itself. busy_ns of the slot is zeroed by the caller afterwards. */
-void sim_engine_reap(struct sim_state *s, int slot);
-/* The previous holder of g->lock died: make the engine's part of *g consistent. Lock is held. */
-void sim_engine_recover(struct sim_gpu *g);
-/* Brings busy_ns and the sample ring up to date with the clock, so that a reader sees truth although
- * no process may have called the driver for a while. Takes the GPU's lock. */
-void sim_engine_advance(struct sim_gpu *g);
+/* engine.c is linked into all three. state.c calls sim_engine_init when it makes the file,
+ * sim_engine_drop_proc when it reaps or claims a slot, sim_engine_repair when a GPU lock's holder
+ * died, sim_engine_lose for simctl's `lose`. */
 #endif
