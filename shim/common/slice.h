@@ -17,6 +17,7 @@ bool tr_slice_open(bool want_slot);
 const struct tr_limits *tr_limits(void);
 struct tr_ledger *tr_ledger(void);
 int tr_slot_index(void); /* -1: no slot */
+int tr_ledger_fd(void);	 /* the descriptor with our slot's file lock */
 
 /* A consistent copy of one device's limits (seqlock on generation; bounded retries, then the last
  * copy read). */
