@@ -132,6 +132,17 @@ struct tr_slot {
 	struct tr_slot_dev dev[TR_MAX_DEVICES];
 }; /* 128 + 16 * 64 = 1152 bytes */
 
+/* Which stretches of a device's recent past have been charged already, so that time in which
+ * several streams or processes of the tenant were busy at once is charged once. A bit stands for
+ * TR_COVER_NS of CLOCK_MONOTONIC; stretch number w (48 bits) lives in word w % TR_COVER_WORDS under
+ * the low 16 bits of w / TR_COVER_WORDS, so a word of an older lap reads as not charged. */
+#define TR_COVER_NS 4096ll
+#define TR_COVER_BITS 48
+#define TR_COVER_WORDS 2048 /* 0.4 s */
+struct tr_coverage {
+	uint64_t word[TR_COVER_WORDS]; /* bits 0..47 charged, bits 48..63 lap */
+}; /* 16 KiB */
+
 struct tr_ledger {
 	uint64_t magic;
 	uint32_t version;
@@ -141,6 +152,7 @@ struct tr_ledger {
 	uint64_t reserved[13];
 	struct tr_account account[TR_MAX_DEVICES];
 	struct tr_slot slot[TR_MAX_PROCS];
+	struct tr_coverage coverage[TR_MAX_DEVICES];
 };
 
 /* The libraries carry two strings that `tranche run` writes when it lays out a slice, so that no
@@ -156,5 +168,6 @@ _Static_assert(sizeof(struct tr_limits) == 2304, "abi");
 _Static_assert(sizeof(struct tr_account) == 128, "abi");
 _Static_assert(sizeof(struct tr_slot_dev) == 64, "abi");
 _Static_assert(sizeof(struct tr_slot) == 1152, "abi");
-_Static_assert(sizeof(struct tr_ledger) == 128 + 16 * 128 + 1024 * 1152, "abi");
+_Static_assert(sizeof(struct tr_ledger) == 128 + 16 * 128 + 1024 * 1152 + 16 * 16384,
+	       "abi");
 #endif
