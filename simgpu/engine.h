@@ -24,7 +24,7 @@
 #define SIM_ENGINE_PROCS 512	/* processes, by their slot in the machine's process table */
 #define SIM_ENGINE_STREAMS 512	/* streams of one context */
 #define SIM_ENGINE_OPS 2048	/* queue entries of one context, over all its streams */
-#define SIM_ENGINE_DEPTH 1024	/* how many of them may be kernels */
+#define SIM_ENGINE_DEPTH 1024	/* how many of them may be kernels, unless configured */
 #define SIM_ENGINE_CELLS 16384	/* recorded events of one context */
 #define SIM_ENGINE_SAMPLES 2048 /* utilisation samples kept, over all processes */
 #define SIM_ENGINE_GPU_SAMPLES 128
@@ -141,6 +141,8 @@ struct sim_sample {
 struct sim_engine_conf {
 	uint64_t slice_ns;
 	uint64_t switch_ns;
+	uint64_t sample_ns; /* 0: SIM_ENGINE_SAMPLE_NS */
+	uint32_t depth;	    /* kernels that a context may queue, 0: SIM_ENGINE_DEPTH */
 };
 
 struct sim_engine {
@@ -157,6 +159,7 @@ struct sim_engine {
 	uint64_t busy_ctx[SIM_ENGINE_CTXS / 64]; /* bit map: contexts with work queued */
 	uint32_t ctx_top;
 	uint32_t lost; /* nothing runs any more */
+	uint64_t liveness_ns; /* for the users: when the processes with work here were last looked at */
 	uint64_t sample_count; /* ever written; the newest is at (sample_count - 1) % size */
 	uint64_t gpu_sample_count;
 	struct sim_engine_proc proc[SIM_ENGINE_PROCS];
@@ -211,6 +214,9 @@ struct sim_ticket sim_engine_tail(const struct sim_engine *e, uint32_t ctx, uint
 bool sim_engine_passed(const struct sim_engine *e, const struct sim_ticket *t);
 /* Whether the context has nothing queued. */
 bool sim_engine_ctx_idle(const struct sim_engine *e, uint32_t ctx);
+/* Points after everything enqueued in the context, for at most n streams; returns how many. */
+uint32_t sim_engine_ctx_tails(const struct sim_engine *e, uint32_t ctx, struct sim_ticket *t,
+			      uint32_t n);
 /* How long until the point can be passed at the earliest, from e->t_ns; 0: unknown or very soon.
  * Looks at a bounded number of entries. */
 uint64_t sim_engine_eta(const struct sim_engine *e, const struct sim_ticket *t);
