@@ -92,8 +92,9 @@ struct tr_account {
 	uint64_t throttled_ns;    /* time that launches waited */
 	uint64_t launches;        /* metered launches, counted per batch */
 	uint64_t allocs_refused;
-	uint64_t demand_since;    /* start of the current wait for compute, 0: none */
-	uint64_t reserved[8];
+	uint64_t demand_since;    /* start of the current stretch of demand for compute, 0: none */
+	uint64_t active_until;    /* demand is known to last until then */
+	uint64_t reserved[7];
 }; /* 128 bytes */
 
 /* One process's part of one device's account.
