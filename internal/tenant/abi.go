@@ -1,0 +1,122 @@
+// Package tenant is the Go side of the ABI between a slice's supervisor and the libraries in the
+// tenant's processes (include/tranche_abi.h): the limits page, the usage ledger, and the recovery
+// of what dead processes held. It never waits for another process, and it trusts nothing that it
+// reads from a ledger, which the tenant can write: indices are bounded, amounts never wrap.
+package tenant
+
+// Mirror of include/tranche_abi.h; TestABI compares every size, offset and constant.
+const (
+	abiVersion  = 1
+	limitsMagic = 0x5354494d494c5254
+	ledgerMagic = 0x524547444c5254
+
+	MaxDevices = 16
+	MaxProcs   = 1024
+	uuidLen    = 48
+	nameLen    = 64
+
+	FileLimits = "limits"
+	FileLedger = "ledger"
+	// DirDefault is where a library looks when no directory was written into it.
+	DirDefault = "/etc/tranche/slice"
+
+	flagFailOpen = 1
+
+	flagMemoryLimited = 1
+	flagCoresLimited  = 2
+	flagBurst         = 4
+
+	// Unit is the granule of account words in bytes.
+	Unit       = 4096
+	amountBits = 34
+	slotBits   = 12
+	opBits     = 18
+
+	slotFree    = 0
+	slotUsed    = 1
+	slotOrphans = 2
+
+	lockBase = 1 << 40
+
+	// SliceMark stands before the slice directory in our library files.
+	SliceMark  = "@@TRANCHE_SLICE@@"
+	SliceField = 256
+	// RpathMark starts the DT_RPATH that is replaced by the driver directory.
+	RpathMark  = "/@@TRANCHE_DRIVER@@"
+	RpathField = 256
+)
+
+const limitsFileSize = 4096
+
+type limitsDev struct {
+	uuid         [uuidLen]byte
+	memoryLimit  uint64
+	contextBytes uint64
+	cores        uint32
+	coresCeiling uint32
+	flags        uint32
+	reserved0    uint32
+	reserved     [6]uint64
+}
+
+type limitsPage struct {
+	magic       uint64
+	version     uint32
+	size        uint32
+	generation  uint64
+	nDevices    uint32
+	flags       uint32
+	heartbeatNs uint64
+	name        [nameLen]byte
+	reserved    [19]uint64
+	dev         [MaxDevices]limitsDev
+}
+
+type account struct {
+	word          uint64
+	overhead      int64
+	tat           int64
+	gpuTimeNs     uint64
+	throttledNs   uint64
+	launches      uint64
+	allocsRefused uint64
+	demandSince   uint64
+	reserved      [8]uint64
+}
+
+type slotDev struct {
+	op        uint64
+	value     [2]uint64
+	ack       uint64
+	exported  uint64
+	imported  uint64
+	context   uint64
+	gpuTimeNs uint64
+}
+
+type slot struct {
+	state     uint32
+	pid       uint32
+	starttime uint64
+	pidns     uint64
+	hostPid   uint32
+	abi       uint32
+	claimedNs uint64
+	reserved  [11]uint64
+	dev       [MaxDevices]slotDev
+}
+
+// coverWords is the length of a device's record of charged time; only the libraries use it.
+const coverWords = 2048
+
+type ledgerPage struct {
+	magic    uint64
+	version  uint32
+	size     uint32
+	nSlots   uint32
+	nextSlot uint32
+	reserved [13]uint64
+	account  [MaxDevices]account
+	slot     [MaxProcs]slot
+	coverage [MaxDevices][coverWords]uint64
+}

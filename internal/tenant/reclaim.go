@@ -1,0 +1,130 @@
+package tenant
+
+import (
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock acts on a slot's byte of the ledger file; held reports the lock that stands in the way.
+func (l *Ledger) lockOp(index int, cmd int, kind int16) (int16, error) {
+	fl := unix.Flock_t{Type: kind, Start: lockBase + int64(index), Len: 1}
+	err := unix.FcntlFlock(l.file.Fd(), cmd, &fl)
+	return fl.Type, err
+}
+
+func (l *Ledger) tryLock(index int) bool {
+	_, err := l.lockOp(index, unix.F_OFD_SETLK, unix.F_WRLCK)
+	return err == nil
+}
+
+func (l *Ledger) unlock(index int) { _, _ = l.lockOp(index, unix.F_OFD_SETLK, unix.F_UNLCK) }
+
+// held is true when another open file description holds the slot, or when that is unknown.
+func (l *Ledger) held(index int) bool {
+	kind, err := l.lockOp(index, unix.F_OFD_GETLK, unix.F_WRLCK)
+	return err != nil || kind != unix.F_UNLCK
+}
+
+func (l *Ledger) process(index int) Process {
+	s := &l.page.slot[index]
+	return Process{PID: int(atomic.LoadUint32(&s.pid)), Start: atomic.LoadUint64(&s.starttime)}
+}
+
+// dead is true of a used slot whose process certainly is gone; it can be judged only in the same
+// PID namespace.
+func (l *Ledger) dead(index int) bool {
+	s := &l.page.slot[index]
+	return atomic.LoadUint32(&s.state) == slotUsed && atomic.LoadUint64(&s.pidns) == PIDNamespace() &&
+		l.process(index).Gone()
+}
+
+// Reclaim gives back what processes held that are gone (zombie or no more, and nobody holds their
+// file lock). It returns the number of slots freed.
+func (l *Ledger) Reclaim() int {
+	freed := 0
+	for i := 1; i < MaxProcs; i++ {
+		if atomic.LoadUint32(&l.page.slot[i].state) != slotUsed || l.held(i) || !l.dead(i) || !l.tryLock(i) {
+			continue
+		}
+		if l.dead(i) {
+			l.clear(i)
+			freed++
+		}
+		l.unlock(i)
+	}
+	l.settleOrphans()
+	return freed
+}
+
+// clear gives back all that a dead process held. The caller holds the slot's file lock.
+func (l *Ledger) clear(index int) {
+	s := &l.page.slot[index]
+	for d := range s.dev {
+		sd := &s.dev[d]
+		atomic.StoreUint64(&sd.imported, 0)
+		if bytes := l.slotUnits(index, d) * Unit; bytes > 0 {
+			if exported := atomic.LoadUint64(&sd.exported); exported > 0 {
+				l.orphan(index, d, min(exported, bytes))
+			}
+			if units := l.slotUnits(index, d); units > 0 {
+				l.add(index, d, -int64(units), NoLimit)
+			}
+		}
+		atomic.StoreUint64(&sd.exported, 0)
+		atomic.StoreUint64(&sd.context, 0)
+		atomic.StoreUint64(&sd.gpuTimeNs, 0)
+	}
+	// Free first: a reclaimer that dies here leaves a free slot, not one of nobody.
+	atomic.StoreUint32(&s.state, slotFree)
+	atomic.StoreUint32(&s.pid, 0)
+	atomic.StoreUint32(&s.hostPid, 0)
+	atomic.StoreUint64(&s.starttime, 0)
+	s.reserved = [len(s.reserved)]uint64{}
+}
+
+// orphan moves bytes that outlive their creator to slot 0, as far as living processes hold imports
+// on the device, and gives the rest back.
+func (l *Ledger) orphan(index, dev int, bytes uint64) {
+	if keep := min(bytes, l.imports(dev, index)); keep > 0 && l.tryLock(0) {
+		l.add(0, dev, int64(keep/Unit), NoLimit)
+		l.unlock(0)
+	}
+	l.add(index, dev, -int64(bytes/Unit), NoLimit)
+}
+
+// imports is what living processes hold of others' memory on a device.
+func (l *Ledger) imports(dev, except int) uint64 {
+	var sum uint64
+	for i := 1; i < MaxProcs; i++ {
+		s := &l.page.slot[i]
+		if i == except || atomic.LoadUint32(&s.state) != slotUsed {
+			continue
+		}
+		if n := atomic.LoadUint64(&s.dev[dev].imported); n != 0 && (l.held(i) || !l.process(i).Gone()) {
+			sum += n
+		}
+	}
+	return sum
+}
+
+// settleOrphans lowers slot 0 to what living processes still hold through imports.
+func (l *Ledger) settleOrphans() {
+	any := false
+	for d := range MaxDevices {
+		any = any || l.slotUnits(0, d) != 0
+	}
+	if !any || !l.tryLock(0) {
+		return
+	}
+	defer l.unlock(0)
+	for d := range MaxDevices {
+		have := l.slotUnits(0, d) * Unit
+		if have == 0 {
+			continue
+		}
+		if imports := l.imports(d, 0); imports < have {
+			l.add(0, d, -int64((have-imports)/Unit), NoLimit)
+		}
+	}
+}
