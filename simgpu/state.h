@@ -202,6 +202,25 @@ bool sim_proc_alive(const struct sim_proc *p);
 bool sim_mem_charge(int g, uint64_t bytes);
 void sim_mem_uncharge(int g, uint64_t bytes);
 
+/* Objects (process.c): see struct sim_object. New: index or -1; its bytes stay counted in this slot.
+ * kind is the caller's, fd and offset say where its bytes are in this process. */
+int sim_object_new(uint32_t kind, int gpu, int fd, uint64_t offset, uint64_t size);
+/* The creator lets go of it: uncharges it. True: others hold it, so it is counted as orphan now and
+ * its bytes must stay. */
+bool sim_object_drop(int k);
+/* A descriptor that holds the object for as long as it or a copy of it is open anywhere, and the object
+ * that such a descriptor names (-1: none). */
+int sim_object_export(int k);
+int sim_object_of_fd(int fd);
+/* An importer holds / lets go; the caller counts its own uses and calls these for the first and last.
+ * Hold fails if the object is gone or, serial not 0, another one. */
+bool sim_object_hold(int k, uint64_t serial);
+void sim_object_unhold(int k);
+/* The object's bytes as a descriptor of this process, -1 if their source is gone. An importer that
+ * outlives the source offers its own descriptor with sim_object_serve. */
+int sim_object_open(int k);
+void sim_object_serve(int k, int fd);
+
 uint64_t sim_now_ns(void);     /* CLOCK_MONOTONIC */
 uint64_t sim_realtime_us(void);
 uint64_t sim_proc_starttime(uint32_t pid); /* 0: gone */
