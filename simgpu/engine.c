@@ -299,3 +299,16 @@ uint64_t sim_engine_eta(const struct sim_engine *e, const struct sim_ticket *t)
 	bool loaded = e->cur == t->ctx && e->switch_to == SIM_NONE;
 	return compute && !loaded ? need + turn_needs(e) : need;
 }
+
+uint64_t sim_engine_head_eta(const struct sim_engine *e, uint32_t ctx)
+{
+	const struct sim_ctx_q *c = &e->ctx[ctx];
+	uint64_t best = SIM_NEVER;
+	FOR_ACTIVE(c, s) {
+		struct sim_ticket t = { .ctx = ctx, .ctx_gen = c->gen, .stream = s,
+					.stream_gen = c->stream[s].gen,
+					.seq = c->stream[s].done_seq + 1 };
+		best = min64(best, sim_engine_eta(e, &t));
+	}
+	return best == SIM_NEVER ? 0 : best;
+}

@@ -204,6 +204,8 @@ bool sim_engine_room(const struct sim_engine *e, uint32_t ctx, enum sim_op_kind 
 /* End a HOST or SPIN op, named by index and id. */
 void sim_engine_release(struct sim_engine *e, uint32_t ctx, uint32_t op, uint64_t id,
 			uint64_t now_ns);
+/* Whether that op is still queued. */
+bool sim_engine_queued(const struct sim_engine *e, uint32_t ctx, uint32_t op, uint64_t id);
 /* The op if it is still queued and has come to the head of its stream, else NULL. */
 const struct sim_op *sim_engine_reached(const struct sim_engine *e, uint32_t ctx, uint32_t op,
 					uint64_t id);
@@ -220,4 +222,6 @@ uint32_t sim_engine_ctx_tails(const struct sim_engine *e, uint32_t ctx, struct s
 /* How long until the point can be passed at the earliest, from e->t_ns; 0: unknown or very soon.
  * Looks at a bounded number of entries. */
 uint64_t sim_engine_eta(const struct sim_engine *e, const struct sim_ticket *t);
+/* The same for the first thing to complete in the context. */
+uint64_t sim_engine_head_eta(const struct sim_engine *e, uint32_t ctx);
 #endif

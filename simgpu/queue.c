@@ -298,14 +298,17 @@ void sim_engine_release(struct sim_engine *e, uint32_t ctx, uint32_t op, uint64_
 	sim_engine_advance(e, now_ns);
 }
 
+bool sim_engine_queued(const struct sim_engine *e, uint32_t ctx, uint32_t op, uint64_t id)
+{
+	const struct sim_ctx_q *c = &e->ctx[ctx];
+	return ctx_open(c) && op < SIM_ENGINE_OPS && c->op[op].id == id && c->op[op].kind != SIM_OP_FREE;
+}
+
 const struct sim_op *sim_engine_reached(const struct sim_engine *e, uint32_t ctx, uint32_t op,
 					uint64_t id)
 {
-	const struct sim_ctx_q *c = &e->ctx[ctx];
-	if (!ctx_open(c) || op >= SIM_ENGINE_OPS)
-		return NULL;
-	const struct sim_op *o = &c->op[op];
-	return o->id == id && o->kind != SIM_OP_FREE && o->reached_ns ? o : NULL;
+	const struct sim_op *o = &e->ctx[ctx].op[op];
+	return sim_engine_queued(e, ctx, op, id) && o->reached_ns ? o : NULL;
 }
 
 struct sim_ticket sim_engine_tail(const struct sim_engine *e, uint32_t ctx, uint32_t stream)
