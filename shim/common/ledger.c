@@ -366,6 +366,11 @@ static bool slot_dead(const struct tr_slot *s, uint64_t pidns)
 	return s->pidns == pidns && process_gone(s->pid, s->starttime);
 }
 
+bool tr_slot_gone(const struct tr_ledger *l, int slot, uint64_t own_pidns)
+{
+	return slot_dead(&l->slot[slot], own_pidns);
+}
+
 int tr_ledger_reclaim(struct tr_ledger *l, int ledger_fd, int self)
 {
 	int freed = 0;

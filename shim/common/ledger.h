@@ -35,6 +35,10 @@ void tr_ledger_settle_orphans(struct tr_ledger *l, int ledger_fd);
  * hold imports on the device. The rest is given back. */
 void tr_ledger_orphan(struct tr_ledger *l, int ledger_fd, int slot, int dev, uint64_t bytes);
 
+/* Certain that the slot's process is a zombie or no more; in doubt, and for a process of another
+ * PID namespace than own_pidns (the caller's, by tr_self), false. */
+bool tr_slot_gone(const struct tr_ledger *l, int slot, uint64_t own_pidns);
+
 /* Identity of the calling process as slots record it. */
 void tr_self(uint32_t *pid, uint64_t *starttime, uint64_t *pidns);
 #endif
