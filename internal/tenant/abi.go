@@ -38,6 +38,8 @@ const (
 
 	lockBase = 1 << 40
 
+	coverWords = 2048
+
 	// SliceMark stands before the slice directory in our library files.
 	SliceMark  = "@@TRANCHE_SLICE@@"
 	SliceField = 256
@@ -81,7 +83,8 @@ type account struct {
 	launches      uint64
 	allocsRefused uint64
 	demandSince   uint64
-	reserved      [8]uint64
+	activeUntil   uint64
+	reserved      [7]uint64
 }
 
 type slotDev struct {
@@ -108,6 +111,10 @@ type slot struct {
 
 // coverWords is the length of a device's record of charged time; only the libraries use it.
 const coverWords = 2048
+
+type coverage struct {
+	word [coverWords]uint64
+}
 
 type ledgerPage struct {
 	magic    uint64

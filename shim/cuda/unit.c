@@ -1,0 +1,477 @@
+/* Streams and the units in flight on them: markers, and what they tell. Everything here is under
+ * the meter's lock. */
+#include "compat.h"
+#include <stdlib.h>
+#include "meter.h"
+#include "slice.h"
+#include "trace.h"
+
+/* A kernel launched on an idle stream starts this soon after the call, at the latest; a thread
+ * that loses its processor between the call and the next look at the clock does not count. */
+#define LAUNCH_NS 5000ll
+/* A unit is reported on while it runs once it has run this long and twice its estimate. */
+#define LONG_NS (2 * TR_MS)
+
+static int64_t max64(int64_t a, int64_t b)
+{
+	return a > b ? a : b;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* --- contexts and streams -------------------------------------------------------------------- */
+
+enum tr_entered tr_ctx_enter(CUcontext ctx)
+{
+	CUcontext now = NULL;
+	if (REAL(cuCtxGetCurrent)(&now) == CUDA_SUCCESS && now == ctx)
+		return TR_ENTERED_ALREADY;
+	if (REAL(cuCtxPushCurrent_v2)(ctx) == CUDA_SUCCESS)
+		return TR_ENTERED_PUSHED;
+	return TR_ENTERED_NOT;
+}
+
+void tr_ctx_leave(enum tr_entered e)
+{
+	CUcontext ignored;
+	if (e == TR_ENTERED_PUSHED)
+		REAL(cuCtxPopCurrent_v2)(&ignored);
+}
+
+static struct tr_ctx *ctx_find(CUcontext handle)
+{
+	for (struct tr_ctx *c = tr_meter.ctxs; c != NULL; c = c->next)
+		if (c->handle == handle)
+			return c;
+	enum tr_entered e = tr_ctx_enter(handle);
+	int dev = e == TR_ENTERED_NOT ? -1 : tr_current_device();
+	tr_ctx_leave(e);
+	struct tr_ctx *c = dev < 0 ? NULL : calloc(1, sizeof *c);
+	if (c == NULL)
+		return NULL;
+	c->handle = handle;
+	c->dev = dev;
+	c->next = tr_meter.ctxs;
+	tr_meter.ctxs = c;
+	return c;
+}
+
+static bool is_per_thread(CUstream h, bool ptsz)
+{
+	return h == CU_STREAM_PER_THREAD_HANDLE || (h == NULL && ptsz);
+}
+
+static bool is_legacy(CUstream h, bool ptsz)
+{
+	return h == CU_STREAM_LEGACY_HANDLE || (h == NULL && !ptsz);
+}
+
+static bool is_special(CUstream h)
+{
+	return h == NULL || h == CU_STREAM_LEGACY_HANDLE || h == CU_STREAM_PER_THREAD_HANDLE;
+}
+
+struct tr_stream *tr_stream_find(CUstream h, bool ptsz)
+{
+	struct tr_thread *owner = is_per_thread(h, ptsz) ? tr_thread_self : NULL;
+	CUcontext ctx = NULL;
+	if (is_special(h) && (REAL(cuCtxGetCurrent)(&ctx) != CUDA_SUCCESS || ctx == NULL))
+		return NULL;
+	for (struct tr_stream *s = tr_meter.streams; s != NULL; s = s->next)
+		if (s->handle == h && !s->gone &&
+		    (!is_special(h) ||
+		     (s->ptsz == ptsz && s->ctx->handle == ctx && s->owner == owner)))
+			return s;
+	if (!is_special(h) && (REAL(cuStreamGetCtx) == NULL ||
+			       REAL(cuStreamGetCtx)(h, &ctx) != CUDA_SUCCESS)) {
+		ctx = NULL;
+		REAL(cuCtxGetCurrent)(&ctx);
+	}
+	struct tr_ctx *c = ctx == NULL ? NULL : ctx_find(ctx);
+	struct tr_stream *s = c == NULL ? NULL : calloc(1, sizeof *s);
+	if (s == NULL)
+		return NULL;
+	s->handle = h;
+	s->ptsz = ptsz;
+	s->owner = owner;
+	s->ctx = c;
+	s->next = tr_meter.streams;
+	tr_meter.streams = s;
+	c->streams++;
+	return s;
+}
+
+static void stream_free(struct tr_stream *s)
+{
+	struct tr_stream **p = &tr_meter.streams;
+	while (*p != s)
+		p = &(*p)->next;
+	*p = s->next;
+	s->ctx->streams--;
+	free(s);
+}
+
+bool tr_stream_usable(struct tr_stream *s)
+{
+	if (s->gone || (s->owner != NULL && s->owner != tr_thread_self))
+		return false;
+	if (tr_meter.captures == 0)
+		return true;
+	/* Any error (906: another stream's capture forbids work on the legacy stream) reads as
+	 * capturing too. */
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	CUresult r = s->ptsz ? REAL(cuStreamIsCapturing_ptsz)(s->handle, &status)
+			     : REAL(cuStreamIsCapturing)(s->handle, &status);
+	return r == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* The event must come from the stream's context, and special handles mean the current one's. */
+static bool record(struct tr_stream *s, struct tr_event **e)
+{
+	enum tr_entered in = tr_ctx_enter(s->ctx->handle);
+	bool ok = in != TR_ENTERED_NOT && tr_stream_usable(s);
+	if (ok) {
+		*e = tr_event_get(&s->ctx->time);
+		ok = *e != NULL &&
+		     (s->ptsz ? REAL(cuEventRecord_ptsz)((*e)->handle, s->handle)
+			      : REAL(cuEventRecord)((*e)->handle, s->handle)) == CUDA_SUCCESS;
+		if (!ok)
+			tr_event_put(&s->ctx->time, *e);
+	}
+	tr_ctx_leave(in);
+	if (!ok)
+		*e = NULL;
+	return ok;
+}
+
+struct tr_event *tr_stream_mark_start(struct tr_stream *s, int64_t *recorded_ns)
+{
+	struct tr_event *e = NULL;
+	*recorded_ns = tr_now_ns();
+	record(s, &e);
+	return e;
+}
+
+/* --- units ----------------------------------------------------------------------------------- */
+
+static void unit_unlink(struct tr_unit *u)
+{
+	struct tr_dev *d = &tr_meter.dev[u->stream->ctx->dev];
+	*(u->older != NULL ? &u->older->newer : &d->oldest) = u->newer;
+	*(u->newer != NULL ? &u->newer->older : &d->newest) = u->older;
+	d->units--;
+	d->unknown -= u->unknown;
+	d->est -= u->est;
+	u->stream->ctx->in_flight--;
+	tr_meter.units--;
+}
+
+static void unit_link(struct tr_unit *u)
+{
+	struct tr_stream *s = u->stream;
+	struct tr_dev *d = &tr_meter.dev[s->ctx->dev];
+	*(s->tail != NULL ? &s->tail->next : &s->head) = u;
+	s->tail = u;
+	u->older = d->newest;
+	*(u->older != NULL ? &u->older->newer : &d->oldest) = u;
+	d->newest = u;
+	d->units++;
+	d->unknown += u->unknown;
+	d->est += u->est;
+	s->ctx->in_flight++;
+	tr_meter.units++;
+}
+
+static void unit_free(struct tr_unit *u)
+{
+	tr_event_put(&u->stream->ctx->time, u->start);
+	tr_event_put(&u->stream->ctx->time, u->end);
+	free(u);
+}
+
+static void unit_pop(struct tr_stream *s)
+{
+	struct tr_unit *u = s->head;
+	s->head = u->next;
+	if (s->head == NULL)
+		s->tail = NULL;
+	unit_unlink(u);
+	unit_free(u);
+}
+
+void tr_unit_discard(struct tr_unit *u)
+{
+	tr_credit_settle(u->stream->ctx->dev, -u->est);
+	unit_free(u);
+}
+
+void tr_unit_close(struct tr_unit *u, bool late)
+{
+	struct tr_stream *s = u->stream;
+	struct tr_account *a = &tr_ledger()->account[s->ctx->dev];
+	__atomic_fetch_add(&a->launches, (uint64_t)u->n, __ATOMIC_RELAXED);
+	s->was_single = u->single;
+	s->foreign = false;
+	/* A marker of ours on the legacy stream would hold up the context's other streams. */
+	bool harm = late && is_legacy(s->handle, s->ptsz) && s->ctx->streams > 1;
+	u->closed_ns = tr_now_ns();
+	if (!harm && record(s, &u->end)) {
+		unit_link(u);
+		if (late)
+			TR_TRACE("meter: device %d: batch of %d launches closed late, %lld us after "
+				 "its first",
+				 s->ctx->dev, u->n, (long long)(u->closed_ns - u->first_ns) / 1000);
+		return;
+	}
+	TR_TRACE("meter: device %d: %d launches without a marker, charged as estimated: %lld us",
+		 s->ctx->dev, u->n, (long long)u->est / 1000);
+	tr_credit_report(s->ctx->dev, u->est, 0);
+	unit_free(u);
+}
+
+/* When the unit began, for the first time it is asked; false: unknown yet. */
+static bool unit_started(struct tr_unit *u)
+{
+	struct tr_stream *s = u->stream;
+	int64_t at;
+	if (u->started_ns != 0)
+		return true;
+	if (u->start == NULL) {
+		u->started_ns = s->last_end != 0 ? s->last_end : u->closed_ns;
+		return true;
+	}
+	if (!tr_timeline_start(&s->ctx->time, &u->start, u->start_recorded_ns, &at))
+		return false;
+	u->start_ns = at;
+	/* The host may have dawdled between the start event and the launch. */
+	at = max64(at, u->single ? min64(u->closed_ns, u->first_ns + LAUNCH_NS) : u->first_ns);
+	u->started_ns = max64(at, s->last_end);
+	return true;
+}
+
+static void learn(struct tr_unit *u, int64_t busy)
+{
+	if (u->n == 1) {
+		if (u->unknown)
+			TR_TRACE("meter: device %d: first estimate of %llx: %lld us",
+				 u->stream->ctx->dev, (unsigned long long)u->tag[0],
+				 (long long)busy / 1000);
+		tr_cost_learn(u->cost[0], u->tag[0], busy);
+		return;
+	}
+	int64_t ratio = busy * 1024 / max64(u->est, 1);
+	for (int i = 0; i < u->n; i++)
+		tr_cost_scale(u->cost[i], u->tag[i], u->part[i], ratio);
+}
+
+/* The unit is done, seen at `seen`: what it took against what was charged.
+ *
+ * After it was closed everything was queued, so from then on the stream had no gaps; before, the
+ * host may have left some between the launches. How much is unknown, so for that part the estimate
+ * is believed as far as it fits between the bounds. */
+static void unit_account(struct tr_unit *u, int64_t seen)
+{
+	struct tr_stream *s = u->stream;
+	int dev = s->ctx->dev;
+	int64_t end, lead = max64(u->est, u->counted);
+	if (!unit_started(u) ||
+	    !tr_timeline_end(&s->ctx->time, u->start, u->start_ns, &u->end, seen, &end)) {
+		tr_credit_report(dev, max64(u->est - u->counted, 0), 0);
+		return;
+	}
+	int64_t from = max64(max64(u->started_ns, s->last_end), u->counted_to);
+	int64_t span = max64(end - from, 0), unsure = 0, busy = span;
+	if (!u->single && u->closed_ns > from)
+		unsure = min64(u->closed_ns - from, span);
+	if (unsure > 0)
+		busy = min64(max64(u->est - u->counted, span - unsure), span);
+	int64_t fresh = tr_cover(&tr_ledger()->coverage[dev], end - busy, end);
+	tr_credit_report(dev, fresh, u->counted + fresh - lead);
+	if (unsure == 0 || busy != u->est)
+		learn(u, u->counted_to == 0 ? busy : end - max64(u->started_ns, 1));
+	s->last_end = max64(s->last_end, end);
+}
+
+/* A long unit that still ran at `now`: what it has taken so far is charged now, so that others do
+ * not go on meanwhile, and stays charged if the process dies. */
+static void unit_progress(struct tr_unit *u, int64_t now)
+{
+	struct tr_stream *s = u->stream;
+	int dev = s->ctx->dev;
+	if (now - u->closed_ns < max64(LONG_NS, 2 * u->est))
+		return;
+	if (u->start != NULL && u->started_ns == 0 &&
+	    REAL(cuEventQuery)(u->start->handle) != CUDA_SUCCESS)
+		return;
+	if (!unit_started(u))
+		return;
+	int64_t from = max64(u->started_ns, max64(s->last_end, u->counted_to));
+	if (u->start == NULL)
+		from = max64(from, u->closed_ns);
+	if (now - from < TR_MS)
+		return;
+	int64_t before = max64(u->est, u->counted);
+	int64_t fresh = tr_cover(&tr_ledger()->coverage[dev], from, now);
+	u->counted += fresh;
+	u->counted_to = now;
+	tr_credit_report(dev, fresh, max64(u->est, u->counted) - before);
+}
+
+bool tr_stream_look(struct tr_stream *s)
+{
+	while (s->head != NULL) {
+		int64_t now = tr_now_ns();
+		CUresult r = REAL(cuEventQuery)(s->head->end->handle);
+		if (r == CUDA_SUCCESS) {
+			unit_account(s->head, tr_now_ns());
+			unit_pop(s);
+		} else if (r == CUDA_ERROR_NOT_READY) {
+			unit_progress(s->head, now);
+			return true;
+		} else if (r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+			   r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
+			return true; /* somebody captures: later */
+		} else {
+			TR_TRACE("meter: device %d: markers of a context lost, error %d",
+				 s->ctx->dev, (int)r);
+			tr_ctx_abandon(s->ctx);
+			return r != CUDA_ERROR_DEINITIALIZED;
+		}
+	}
+	return true;
+}
+
+bool tr_ctx_look(struct tr_ctx *ctx)
+{
+	struct tr_stream *next;
+	for (struct tr_stream *s = tr_meter.streams; s != NULL; s = next) {
+		next = s->next;
+		if (s->ctx != ctx)
+			continue;
+		if (s->head != NULL && !tr_stream_look(s))
+			return false;
+		if (s->gone && s->head == NULL)
+			stream_free(s);
+	}
+	return true;
+}
+
+/* --- batches --------------------------------------------------------------------------------- */
+
+static void batch_clear(struct tr_thread *t)
+{
+	t->open = NULL;
+	t->start = NULL;
+	t->n = 0;
+	t->room = 0;
+	t->credit += t->budget;
+	t->budget = 0;
+}
+
+static int64_t batch_est(const struct tr_thread *t)
+{
+	int64_t est = 0;
+	for (uint32_t i = 0; i < t->n; i++)
+		est += t->part[i];
+	return est;
+}
+
+void tr_batch_drop(struct tr_thread *t)
+{
+	if (t->open == NULL)
+		return;
+	tr_event_put(&t->open->ctx->time, t->start);
+	tr_credit_report(t->open->ctx->dev, batch_est(t), 0);
+	batch_clear(t);
+}
+
+void tr_batch_close(struct tr_thread *t, bool late)
+{
+	if (t->open == NULL)
+		return;
+	struct tr_unit *u = t->n == 0 ? NULL : calloc(1, sizeof *u);
+	if (u == NULL) {
+		tr_batch_drop(t);
+		return;
+	}
+	u->stream = t->open;
+	u->start = t->start;
+	u->start_recorded_ns = t->start_recorded_ns;
+	u->first_ns = t->first_ns;
+	u->n = (int)t->n;
+	for (int i = 0; i < u->n; i++) {
+		u->cost[i] = t->cost[i];
+		u->tag[i] = t->tag[i];
+		u->part[i] = t->part[i];
+		u->est += t->part[i];
+	}
+	batch_clear(t);
+	tr_unit_close(u, late);
+}
+
+/* --- ends ------------------------------------------------------------------------------------ */
+
+/* The owner takes the slow path next, and finds nothing open. */
+static void drop_batches(const struct tr_ctx *ctx, const struct tr_stream *s)
+{
+	for (struct tr_thread *t = tr_meter.threads; t != NULL; t = t->next)
+		if (t->open != NULL && (t->open == s || t->open->ctx == ctx)) {
+			__atomic_store_n(&t->frozen, 1, __ATOMIC_RELAXED);
+			if (t != tr_thread_self)
+				tr_barrier_all();
+			tr_batch_drop(t);
+		}
+}
+
+void tr_ctx_abandon(struct tr_ctx *ctx)
+{
+	for (struct tr_stream *s = tr_meter.streams; s != NULL; s = s->next)
+		while (s->ctx == ctx && s->head != NULL) {
+			struct tr_unit *u = s->head;
+			tr_credit_report(ctx->dev, max64(u->est - u->counted, 0), 0);
+			unit_pop(s);
+		}
+}
+
+static void free_events(struct tr_timeline *tl)
+{
+	tr_event_put(tl, tl->anchor);
+	for (struct tr_event *e = tl->pool, *next; e != NULL; e = next) {
+		next = e->next;
+		free(e);
+	}
+}
+
+void tr_ctx_forget(CUcontext handle)
+{
+	struct tr_ctx **p = &tr_meter.ctxs, *c;
+	while (*p != NULL && (*p)->handle != handle)
+		p = &(*p)->next;
+	if ((c = *p) == NULL)
+		return;
+	drop_batches(c, NULL);
+	tr_ctx_abandon(c);
+	for (struct tr_stream *s = tr_meter.streams, *next; s != NULL; s = next) {
+		next = s->next;
+		if (s->ctx == c)
+			stream_free(s);
+	}
+	*p = c->next;
+	free_events(&c->time); /* the handles die with the context */
+	free(c);
+}
+
+void tr_stream_forget(CUstream handle)
+{
+	for (struct tr_stream *s = tr_meter.streams; s != NULL; s = s->next)
+		if (s->handle == handle && !s->gone && !is_special(handle)) {
+			if (tr_thread_self != NULL && tr_thread_self->open == s)
+				tr_batch_close(tr_thread_self, false);
+			drop_batches(NULL, s);
+			s->gone = true; /* freed by the next look, with its last unit */
+			return;
+		}
+}
