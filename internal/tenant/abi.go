@@ -109,9 +109,6 @@ type slot struct {
 	dev       [MaxDevices]slotDev
 }
 
-// coverWords is the length of a device's record of charged time; only the libraries use it.
-const coverWords = 2048
-
 type coverage struct {
 	word [coverWords]uint64
 }
