@@ -14,6 +14,7 @@ struct sim_graph_mem {
 	CUdeviceptr dptr;
 	struct CUctx_st *ctx;
 	_Atomic int refs;
+	_Atomic int execs; /* executable graphs alive that allocate it: one at most */
 };
 
 /* What a node does. */
@@ -71,7 +72,6 @@ struct CUgraph_st {
 	struct sim_user_ref *user;
 	size_t users;
 	CUgraph original;
-	int execs; /* instantiations alive, of a graph with memory nodes */
 };
 
 /* Adds a node with a deep copy of *body. CUDA_ERROR_INVALID_VALUE for bad dependencies. */
@@ -85,6 +85,8 @@ CUgraphNode sim_node_of(CUgraphNode n);
 CUgraphNode sim_graph_find_clone(CUgraph clone, CUgraphNode original);
 /* Replaces what a node does by a deep copy of *body. */
 CUresult sim_node_set(CUgraphNode n, const struct sim_node *body);
+/* The same for the copy of `original` in an executable graph; the kind of node can't change. */
+CUresult sim_exec_node_set(CUgraphExec e, CUgraphNode original, const struct sim_node *body);
 /* Nodes in an order in which each comes after its dependencies (caller frees). NULL: a cycle, or no
  * memory. */
 CUgraphNode *sim_graph_order(CUgraph g);
@@ -92,7 +94,7 @@ CUgraphNode *sim_graph_order(CUgraph g);
 bool sim_graph_precedes(CUgraphNode ancestor, const CUgraphNode *n, size_t count);
 bool sim_list_add(CUgraphNode **list, size_t *n, CUgraphNode node); /* once; false: no memory */
 
-/* Bodies from what callers give; errors are the driver's. graphparams.c */
+/* Bodies from what callers give; errors are the driver's. graphnode.c */
 CUresult sim_body_kernel(struct sim_node *b, struct CUctx_st *ctx, const struct sim_launch *l);
 CUresult sim_body_params(struct sim_node *b, struct CUctx_st *ctx, const CUgraphNodeParams *p);
 CUresult sim_body_memcpy(struct sim_node *b, struct CUctx_st *ctx, const CUDA_MEMCPY3D *c);

@@ -72,6 +72,7 @@ CUresult sim_submit_memop(struct CUctx_st *ctx, CUstream stream, const struct si
 		return r;
 	if (capture && sync) {
 		sim_capture_unlock();
+		sim_capture_invalidate(s);
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	}
 	if (capture) {
@@ -143,7 +144,7 @@ static CUresult add_callback(struct CUctx_st *ctx, CUstream stream, CUstreamCall
 		return r;
 	if (capture) { /* documented: use cuLaunchHostFunc */
 		sim_capture_unlock();
-		sim_capture_drop_stream(s);
+		sim_capture_invalidate(s);
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	}
 	struct sim_action *a = sim_action_new(SIM_ACT_CALLBACK, s->ctx);
@@ -181,7 +182,7 @@ static CUresult attach(struct CUctx_st *ctx, CUstream stream, CUdeviceptr p, uns
 	CUresult r = sim_begin_op(ctx, stream, &s, &capture);
 	if (!r && capture) {
 		sim_capture_unlock();
-		sim_capture_drop_stream(s);
+		sim_capture_invalidate(s);
 		r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	}
 	return r;

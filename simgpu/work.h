@@ -94,6 +94,7 @@ enum sim_action_kind {
 	SIM_ACT_WAIT,	  /* until the value at addr compares well */
 	SIM_ACT_WRITE,	  /* value to addr */
 	SIM_ACT_FLAG,	  /* a spinning kernel: until the word at addr is not zero */
+	SIM_ACT_UNMAP,	  /* memory of a graph goes, after copies that had to wait */
 	SIM_ACT_OTHER_GPU /* until a point on another GPU has been passed */
 };
 
@@ -191,6 +192,8 @@ CUresult sim_capture_host_stream(struct CUstream_st *s);
 CUresult sim_capture_host_ctx(struct CUctx_st *ctx);
 /* The event was recorded anew outside of captures, or dies. */
 void sim_capture_forget_event(struct CUevent_st *e);
-/* The stream is destroyed: its capture is invalid. */
+/* Something that a capture can't take was asked of the stream: its capture, if any, is invalid. */
+void sim_capture_invalidate(struct CUstream_st *s);
+/* The stream is destroyed: its capture is invalid and knows it no more. */
 void sim_capture_drop_stream(struct CUstream_st *s);
 #endif

@@ -122,6 +122,9 @@ static void perform(struct sim_action *a)
 		if (sim_memop_run(a->memop))
 			a->ctx->sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
 		break;
+	case SIM_ACT_UNMAP:
+		sim_graphmem_unmap(a->addr);
+		break;
 	case SIM_ACT_WRITE:
 		store_value(a);
 		break;
