@@ -26,4 +26,6 @@ nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccounting
 nvmlReturn_t nvmlGetBlacklistDeviceCount(unsigned int *deviceCount);
 nvmlReturn_t nvmlGetBlacklistDeviceInfoByIndex(unsigned int index, nvmlExcludedDeviceInfo_t *info);
 
+/* never declared */
+nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 #endif

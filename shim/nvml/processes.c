@@ -6,23 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "members.h"
+#include "processes.h"
 #include "trace.h"
-
-/* The numbers are the modes of nvmlDeviceGetRunningProcessDetailList. */
-enum kind { COMPUTE, GRAPHICS, MPS };
-
-/* One process in a form that every version of the lists can be written from. */
-struct entry {
-	unsigned pid;
-	unsigned gpu_instance, compute_instance; /* NO_INSTANCE: not known, or no MIG */
-	unsigned long long bytes;
-};
-#define NO_INSTANCE 0xffffffffu
-
-struct entries {
-	unsigned n, room;
-	struct entry *list;
-};
 
 /* --- what the driver lists ----------------------------------------------------------------- */
 
@@ -43,7 +28,6 @@ static size_t entry_size(const unsigned char *buf, unsigned n, size_t documented
 static nvmlReturn_t add_all(struct entries *e, const unsigned char *buf, unsigned n, size_t size)
 {
 	bool mig = size > sizeof(nvmlProcessInfo_v1_t);
-	e->room = n;
 	e->list = calloc(n + 1, sizeof *e->list);
 	if (e->list == NULL)
 		return NVML_ERROR_MEMORY;
@@ -157,8 +141,7 @@ static nvmlReturn_t complete(struct entries *e, nvmlDevice_t device, const struc
 	return r;
 }
 
-/* The list of one kind for the tenant; e->list is the caller's to free, whatever is returned. */
-static nvmlReturn_t slice_list(enum kind kind, nvmlDevice_t device, struct entries *e)
+nvmlReturn_t tr_slice_list(enum kind kind, nvmlDevice_t device, struct entries *e)
 {
 	int dev;
 	nvmlReturn_t r = tr_device_index(device, &dev);
@@ -181,8 +164,7 @@ static nvmlReturn_t slice_list(enum kind kind, nvmlDevice_t device, struct entri
 
 /* --- the entry points ---------------------------------------------------------------------- */
 
-/* Room for n entries: *count says how much there is, and then how much is needed. */
-static nvmlReturn_t room_for(unsigned n, unsigned *count, const void *infos)
+nvmlReturn_t tr_room_for(unsigned n, unsigned *count, const void *infos)
 {
 	unsigned room = *count;
 	if (room != 0 && infos == NULL)
@@ -197,9 +179,9 @@ static nvmlReturn_t list_v1(enum kind kind, nvmlDevice_t device, unsigned *count
 	struct entries e = {0};
 	if (count == NULL)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	nvmlReturn_t r = slice_list(kind, device, &e);
+	nvmlReturn_t r = tr_slice_list(kind, device, &e);
 	if (r == NVML_SUCCESS)
-		r = room_for(e.n, count, infos);
+		r = tr_room_for(e.n, count, infos);
 	for (unsigned i = 0; r == NVML_SUCCESS && i < e.n; i++)
 		infos[i] = (nvmlProcessInfo_v1_t){.pid = e.list[i].pid,
 						  .usedGpuMemory = e.list[i].bytes};
@@ -213,9 +195,9 @@ static nvmlReturn_t list_v2(enum kind kind, nvmlDevice_t device, unsigned *count
 	struct entries e = {0};
 	if (count == NULL)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	nvmlReturn_t r = slice_list(kind, device, &e);
+	nvmlReturn_t r = tr_slice_list(kind, device, &e);
 	if (r == NVML_SUCCESS)
-		r = room_for(e.n, count, infos);
+		r = tr_room_for(e.n, count, infos);
 	for (unsigned i = 0; r == NVML_SUCCESS && i < e.n; i++)
 		infos[i] = (nvmlProcessInfo_v2_t){.pid = e.list[i].pid,
 						  .usedGpuMemory = e.list[i].bytes,
@@ -257,9 +239,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 		return r;
 	if (plist->version != nvmlProcessDetailList_v1 || plist->mode > MPS)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	r = slice_list((enum kind)plist->mode, device, &e);
+	r = tr_slice_list((enum kind)plist->mode, device, &e);
 	if (r == NVML_SUCCESS)
-		r = room_for(e.n, &plist->numProcArrayEntries, plist->procArray);
+		r = tr_room_for(e.n, &plist->numProcArrayEntries, plist->procArray);
 	for (unsigned i = 0; r == NVML_SUCCESS && i < e.n; i++)
 		plist->procArray[i] = (nvmlProcessDetail_v1_t){
 			.pid = e.list[i].pid,

@@ -10,7 +10,8 @@
 
 /* Functions that the library calls though it does not intercept them. */
 #define TR_CALLED(X)                                                                               \
-	X(nvmlShutdown)                                                                            \
+	X(nvmlSystemGetDriverVersion)                                                              \
+	X(nvmlSystemGetProcessName)                                                                \
 	X(nvmlDeviceGetUUID)                                                                       \
 	X(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 
