@@ -127,7 +127,8 @@ static nvmlReturn_t keep_own(nvmlReturn_t r, nvmlDevice_t found, nvmlDevice_t *d
 	TR_ENTER(name);                                                                            \
 	if (device == NULL)                                                                        \
 		return REAL(name)(key, NULL);                                                      \
-	return keep_own(REAL(name)(key, &found), found, device)
+	nvmlReturn_t r = REAL(name)(key, &found);                                                  \
+	return keep_own(r, found, device)
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {

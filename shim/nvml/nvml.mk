@@ -14,3 +14,20 @@ $(SHIM_OUT)/lib/libnvidia-ml.so.1: $(SHIM_COMMON_OBJ) $(SHIM_NVML_OBJ) $(SHIM_OB
 		-Wl,--version-script=$(SHIM_OBJ)/nvml.map $(SHIM_COMMON_OBJ) $(SHIM_NVML_OBJ) \
 		$(SHIM_OUT)/stub/libnvidia-ml-driver.so.1 $(SHIM_LIBS) -o $@
 	ln -sf libnvidia-ml.so.1 $(@D)/libnvidia-ml.so
+
+# Unit test of the filters against a test double of the driver's NVML. SAN=asan as for the rest.
+NVML_TEST := $(SHIM_OUT)/test/nvml
+$(NVML_TEST)/fake/libnvidia-ml.so.1: shim/nvml/test/fake_nvml.c $(SHIM_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SHIM_CFLAGS) -Ishim/nvml -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,-Bsymbolic $< -o $@
+
+$(NVML_TEST)/%: shim/nvml/test/%.c shim/nvml/test/slice.c shim/nvml/test/slice.h \
+		$(SHIM_OBJ)/common/ledger.o $(SHIM_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SHIM_CFLAGS) -Ishim/nvml $< shim/nvml/test/slice.c $(SHIM_OBJ)/common/ledger.o \
+		$(SHIM_LIBS) -o $@
+
+.PHONY: test-shimnvml
+test-shimnvml: $(NVML_TEST)/unit $(NVML_TEST)/fake/libnvidia-ml.so.1 $(SHIM_OUT)/lib/libnvidia-ml.so.1 ## test what NVML shows of a slice
+	$(NVML_TEST)/unit $(CURDIR)/$(SHIM_OUT)/lib/libnvidia-ml.so.1 \
+		$(CURDIR)/$(NVML_TEST)/fake/libnvidia-ml.so.1 $(CURDIR)/$(NVML_TEST)/slice
