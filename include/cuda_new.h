@@ -10,6 +10,14 @@ typedef struct CUctxCreateParams_st CUctxCreateParams;
 CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
 			CUdevice dev);
 
+/* From cudaGL.h and cudaVDPAU.h. */
+CUresult cuGLCtxCreate(CUcontext *pctx, unsigned int Flags, CUdevice device);
+CUresult cuGLCtxCreate_v2(CUcontext *pctx, unsigned int Flags, CUdevice device);
+CUresult cuVDPAUCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice device, uint32_t vdpDevice,
+			  void *vdpGetProcAddress);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice device,
+			     uint32_t vdpDevice, void *vdpGetProcAddress);
+
 #define CU_STREAM_LEGACY_HANDLE ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD_HANDLE ((CUstream)0x2)
 #endif

@@ -108,6 +108,19 @@ int tr_device_index(CUdevice dev)
 	return -1;
 }
 
+CUdevice tr_device_handle(int index)
+{
+	for (int i = 0; i < tr_visible_devices; i++)
+		if (visible[i].index == index)
+			return visible[i].handle;
+	return -1;
+}
+
+CUdevice tr_visible_handle(int ordinal)
+{
+	return visible[ordinal].handle;
+}
+
 int tr_current_device(void)
 {
 	CUdevice dev;

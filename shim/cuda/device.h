@@ -14,6 +14,10 @@ void tr_visible_uuids(const char *user, char *out, size_t size);
 /* Asks the driver which devices there are, after its cuInit succeeded. */
 void tr_devices_init(void);
 
+/* The driver's handle of a slice device (-1: not visible), and of the tenant's n-th device. */
+CUdevice tr_device_handle(int index);
+CUdevice tr_visible_handle(int ordinal);
+
 /* The limit in force now, bytes; UINT64_MAX when the device's memory is only counted. */
 uint64_t tr_memory_limit(int i);
 #endif

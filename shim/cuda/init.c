@@ -6,13 +6,32 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "account.h"
+#include "context.h"
 #include "device.h"
+#include "graphmem.h"
+#include "meter.h"
+#include "pool.h"
 #include "procaddr.h"
 #include "real.h"
 #include "slice.h"
 #include "trace.h"
+#include "vmm.h"
+#include <pthread.h>
 
 struct tr_real tr_real;
+
+/* A forked child is a process of its own and holds nothing: the driver does not let it use what
+ * its parent has. Locks may have been held by threads that the child does not have. */
+static void after_fork_child(void)
+{
+	tr_account_after_fork();
+	tr_pools_after_fork();
+	tr_graphmem_after_fork();
+	tr_vmm_after_fork();
+	tr_contexts_after_fork();
+	tr_meter_after_fork_child();
+}
 
 /* Only look-ups: no file, no thread, no environment but the trace switch. The driver is already
  * loaded, as a dependency of this library; a second dlopen of its fixed name gives its handle. */
@@ -30,6 +49,7 @@ __attribute__((constructor)) static void load_driver(void)
 #undef TR_HOOK
 	TR_CALLED(LOAD)
 	tr_procaddr_init();
+	pthread_atfork(NULL, NULL, after_fork_child);
 	TR_TRACE("libcuda.so.1 in front of the driver");
 }
 
@@ -106,6 +126,7 @@ CUresult __attribute__((visibility("default"))) cuInit(unsigned int Flags)
 	r = init_with_devices(Flags, *uuids == 0 ? "-1" : uuids);
 	if (r == CUDA_SUCCESS) {
 		tr_devices_init();
+		tr_meter_arm();
 		__atomic_store_n(&inited, (int)getpid(), __ATOMIC_RELEASE);
 	}
 	TR_TRACE("cuInit with devices [%s]: %d", uuids, (int)r);

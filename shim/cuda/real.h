@@ -15,6 +15,7 @@
 	X(cuCtxPopCurrent_v2)                                                                      \
 	X(cuDeviceGetUuid)                                                                         \
 	X(cuDeviceGetUuid_v2)                                                                      \
+	X(cuDevicePrimaryCtxGetState)                                                              \
 	X(cuDeviceGetAttribute)                                                                    \
 	X(cuDeviceGetMemPool)                                                                      \
 	X(cuDeviceGetDefaultMemPool)                                                               \
@@ -35,7 +36,6 @@
 	X(cuEventRecord)                                                                           \
 	X(cuEventRecord_ptsz)                                                                      \
 	X(cuEventQuery)                                                                            \
-	X(cuEventSynchronize)                                                                      \
 	X(cuEventElapsedTime)                                                                      \
 	X(cuGraphGetNodes)                                                                         \
 	X(cuGraphNodeGetType)                                                                      \

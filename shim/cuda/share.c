@@ -1,0 +1,94 @@
+/* Memory of others: IPC handles, which are free inside the tenant, and external memory (graphics
+ * and the like), which is charged. */
+#include "compat.h"
+#include "account.h"
+#include "trace.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+CUresult EXPORT cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
+{
+	CUresult r = REAL(cuIpcGetMemHandle)(pHandle, dptr);
+	CUdeviceptr base;
+	size_t size;
+	if (r == CUDA_SUCCESS && REAL(cuMemGetAddressRange_v2)(&base, &size, dptr) == CUDA_SUCCESS)
+		tr_entry_exported(base);
+	return r;
+}
+
+static CUresult opened(CUresult r, const CUdeviceptr *ptr)
+{
+	CUdeviceptr base;
+	size_t size = 0;
+	CUresult ignored;
+	if (r != CUDA_SUCCESS)
+		return r;
+	int dev = tr_enter_current(&ignored);
+	if (dev < 0 || REAL(cuMemGetAddressRange_v2)(&base, &size, *ptr) != CUDA_SUCCESS)
+		return r;
+	struct tr_entry e = {.key = *ptr, .aux = size, .dev = (uint8_t)dev, .kind = TR_IPC};
+	if (tr_remember(&e))
+		tr_imported(dev, (int64_t)size);
+	return r;
+}
+
+CUresult EXPORT cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
+{
+	return opened(REAL(cuIpcOpenMemHandle)(pdptr, handle, Flags), pdptr);
+}
+
+CUresult EXPORT cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle,
+				      unsigned int Flags)
+{
+	return opened(REAL(cuIpcOpenMemHandle_v2)(pdptr, handle, Flags), pdptr);
+}
+
+CUresult EXPORT cuIpcCloseMemHandle(CUdeviceptr dptr)
+{
+	struct tr_entry e;
+	bool known = tr_forget(dptr, &e);
+	CUresult r = REAL(cuIpcCloseMemHandle)(dptr);
+	if (known && r == CUDA_SUCCESS)
+		tr_entry_freed(&e);
+	else if (known)
+		tr_remember(&e);
+	return r;
+}
+
+CUresult EXPORT cuImportExternalMemory(CUexternalMemory *extMem_out,
+				       const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *memHandleDesc)
+{
+	CUresult r;
+	int dev = tr_enter_current(&r);
+	if (dev < 0 || memHandleDesc == NULL)
+		return r != CUDA_SUCCESS ? r
+					 : REAL(cuImportExternalMemory)(extMem_out, memHandleDesc);
+	uint32_t units = tr_units(tr_round_up(memHandleDesc->size, TR_BLOCK));
+	if (!tr_charge(dev, units))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	r = REAL(cuImportExternalMemory)(extMem_out, memHandleDesc);
+	if (r != CUDA_SUCCESS) {
+		tr_uncharge(dev, units);
+		return r;
+	}
+	CUcontext ctx = NULL;
+	REAL(cuCtxGetCurrent)(&ctx);
+	struct tr_entry e = {.key = (uint64_t)(uintptr_t)*extMem_out,
+			     .owner = (uint64_t)(uintptr_t)ctx,
+			     .units = units,
+			     .dev = (uint8_t)dev,
+			     .kind = TR_EXTERNAL};
+	return tr_remember(&e) ? r : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult EXPORT cuDestroyExternalMemory(CUexternalMemory extMem)
+{
+	struct tr_entry e;
+	bool known = tr_forget((uint64_t)(uintptr_t)extMem, &e);
+	CUresult r = REAL(cuDestroyExternalMemory)(extMem);
+	if (known && r == CUDA_SUCCESS)
+		tr_entry_freed(&e);
+	else if (known)
+		tr_remember(&e);
+	return r;
+}

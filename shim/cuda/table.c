@@ -1,0 +1,79 @@
+#include "compat.h"
+#include "table.h"
+#include <stdlib.h>
+
+#define FIRST_SIZE 256
+
+static size_t home(const struct tr_table *t, uint64_t key)
+{
+	/* Pointers differ in their middle bits; multiply spreads them (Fibonacci hashing). */
+	return (size_t)((key >> 8 ^ key) * 0x9e3779b97f4a7c15ull >> 20) & t->mask;
+}
+
+static size_t find(const struct tr_table *t, uint64_t key)
+{
+	size_t i = home(t, key);
+	while (t->slots[i].key != 0 && t->slots[i].key != key)
+		i = (i + 1) & t->mask;
+	return i;
+}
+
+static bool grow(struct tr_table *t)
+{
+	size_t size = t->mask == 0 ? FIRST_SIZE : (t->mask + 1) * 2;
+	struct tr_table next = {.slots = calloc(size, sizeof *next.slots), .mask = size - 1};
+	if (next.slots == NULL)
+		return false;
+	for (size_t i = 0; t->mask != 0 && i <= t->mask; i++)
+		if (t->slots[i].key != 0)
+			next.slots[find(&next, t->slots[i].key)] = t->slots[i];
+	next.used = t->used;
+	free(t->slots);
+	*t = next;
+	return true;
+}
+
+bool tr_table_put(struct tr_table *t, const struct tr_entry *e)
+{
+	if (t->used * 2 >= t->mask && !grow(t))
+		return false;
+	size_t i = find(t, e->key);
+	t->used += t->slots[i].key == 0;
+	t->slots[i] = *e;
+	return true;
+}
+
+struct tr_entry *tr_table_get(const struct tr_table *t, uint64_t key)
+{
+	if (t->used == 0 || key == 0)
+		return NULL;
+	size_t i = find(t, key);
+	return t->slots[i].key == 0 ? NULL : &t->slots[i];
+}
+
+bool tr_table_take(struct tr_table *t, uint64_t key, struct tr_entry *out)
+{
+	struct tr_entry *e = tr_table_get(t, key);
+	if (e == NULL)
+		return false;
+	*out = *e;
+	size_t hole = (size_t)(e - t->slots);
+	for (size_t i = (hole + 1) & t->mask; t->slots[i].key != 0; i = (i + 1) & t->mask) {
+		size_t h = home(t, t->slots[i].key);
+		if (((i - h) & t->mask) < ((i - hole) & t->mask))
+			continue; /* lies between its home and here: must stay */
+		t->slots[hole] = t->slots[i];
+		hole = i;
+	}
+	t->slots[hole].key = 0;
+	t->used--;
+	return true;
+}
+
+struct tr_entry *tr_table_find_owner(const struct tr_table *t, uint64_t owner)
+{
+	for (size_t i = 0; t->mask != 0 && i <= t->mask; i++)
+		if (t->slots[i].key != 0 && t->slots[i].owner == owner)
+			return &t->slots[i];
+	return NULL;
+}
