@@ -121,6 +121,11 @@ static void schedule(struct sim_engine *e)
 	uint32_t next = next_turn(e, e->cur);
 	if (next == SIM_NONE)
 		return;
+	if (runs && next == e->cur) { /* renewed, as often as nobody else was there */
+		uint64_t over = e->t_ns - e->slice_end_ns;
+		e->slice_end_ns += (over / e->conf.slice_ns + 1) * e->conf.slice_ns;
+		return;
+	}
 	if (next == e->cur || e->cur == SIM_NONE || !e->conf.switch_ns) {
 		load(e, next);
 		return;

@@ -309,8 +309,8 @@ static void defaults(struct sim_state *s)
 	s->cuda_version = 12040;
 	s->slice_us = 1024;
 	s->switch_us = 80;
-	s->launch_ns = 3000;
-	s->sync_ns = 30000;
+	s->launch_ns = 0;
+	s->sync_ns = 0;
 	s->jitter_permille = 0;
 	s->queue_depth = 1024;
 	s->sample_ms = 167;

@@ -116,7 +116,9 @@ static void fill_state(struct sim_state *s)
 {
 	uint64_t now = sim_now_ns();
 	struct sim_engine_conf conf = { .slice_ns = s->slice_us * 1000ull,
-					.switch_ns = s->switch_us * 1000ull };
+					.switch_ns = s->switch_us * 1000ull,
+					.sample_ns = s->sample_ms * 1000000ull,
+					.depth = s->queue_depth };
 	s->version = SIM_VERSION;
 	s->size = state_bytes(s->n_gpus);
 	s->created_ns = now;

@@ -368,6 +368,12 @@ CUresult sim_ctx_sync(struct CUctx_st *ctx)
 	return ctx->sticky ? (CUresult)ctx->sticky : CUDA_SUCCESS;
 }
 
+CUresult cuCtxSynchronize(void)
+{
+	SIM_CALL_CTX(cuCtxSynchronize, ctx);
+	return sim_ctx_sync(ctx);
+}
+
 static CUresult get_flags(struct CUctx_st *ctx, CUstream h, unsigned int *flags)
 {
 	struct CUstream_st *s;
