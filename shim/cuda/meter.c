@@ -9,6 +9,9 @@
 #define RECHECK_NS (10 * TR_MS)	 /* corrections and new limits shorten a wait for credit */
 #define LOOK_NS 100000ll	 /* while waiting for a marker */
 #define PAUSE_NS 200000ll	 /* a stream idle for longer starts with a launch by itself */
+/* A kernel launched on an idle stream starts this soon after the call began, or as it ends; a
+ * thread that loses its processor in between does not count. */
+#define LAUNCH_NS 5000ll
 #define ROUND_MIN_NS 200000ll
 #define ROUND_MAX_NS (2 * TR_MS)
 
@@ -154,13 +157,28 @@ static void give_back(struct tr_thread *t)
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-/* A unit that has been in flight far longer than expected may wait for something that only a
- * later launch brings: a flag in host memory, a partner. Launches are charged then, not delayed. */
+/* A unit that runs far longer than expected may wait for something that only a later launch
+ * brings: a flag in host memory, a partner. Launches are charged then, not delayed; but only a
+ * few, for it may as well be a long kernel, and thousands behind it would be out of control. */
 static bool spinning(int dev, int64_t now)
 {
-	const struct tr_unit *u = tr_meter.dev[dev].oldest;
-	int64_t limit = u == NULL || 10 * u->est < TR_SPIN_AGE_NS ? TR_SPIN_AGE_NS : 10 * u->est;
-	return u != NULL && now - u->closed_ns > limit;
+	const struct tr_dev *d = &tr_meter.dev[dev];
+	const struct tr_unit *u = d->oldest;
+	if (u == NULL || d->units >= TR_SPIN_UNITS)
+		return false;
+	int64_t limit = u->unknown ? TR_BLOCK_MAX_NS : TR_SPIN_AGE_NS;
+	int64_t since = u->stream->last_end > u->closed_ns ? u->stream->last_end : u->closed_ns;
+	return now - since > (limit > 10 * u->est ? limit : 10 * u->est);
+}
+
+/* The same with no room left for exceptions: the launch is admitted after a bounded wait. */
+static bool stuck(int dev, int64_t now, int64_t waiting_since)
+{
+	const struct tr_dev *d = &tr_meter.dev[dev];
+	const struct tr_unit *u = d->oldest;
+	return u != NULL && d->units >= TR_SPIN_UNITS && waiting_since != 0 &&
+	       now - waiting_since > TR_BLOCK_MAX_NS && now - u->closed_ns > TR_BLOCK_MAX_NS &&
+	       now - u->stream->last_end > TR_BLOCK_MAX_NS;
 }
 
 static void nap(struct tr_ctx *ctx, CUcontext handle, int64_t until)
@@ -225,7 +243,7 @@ static void wait_for_credit(struct tr_ctx *ctx, CUcontext handle, int dev, int64
 		tr_lock(&tr_meter.lock);
 		if (start == 0)
 			tr_batch_close(tr_thread_self, false);
-		bool force = no_block || spinning(dev, now);
+		bool force = no_block || spinning(dev, now) || stuck(dev, now, start);
 		tr_unlock(&tr_meter.lock);
 		if (force) {
 			tr_credit_force(dev, want);
@@ -397,13 +415,23 @@ static void joined(struct tr_thread *t, const struct tr_launch *l)
 		tr_batch_close(t, false);
 }
 
+static int64_t started(int64_t called, int64_t returned)
+{
+	return returned < called + LAUNCH_NS ? returned : called + LAUNCH_NS;
+}
+
 void tr_meter_end(struct tr_launch *l, CUresult r)
 {
 	CUstreamCaptureMode mode;
 	struct tr_thread *t = l->thread;
 	if (t == NULL)
 		return;
+	int64_t now = tr_now_ns();
 	bool x = enter(&mode);
+	if (l->unit != NULL)
+		l->unit->first_ns = started(l->unit->first_ns, now);
+	else if (t->n == 0)
+		t->first_ns = started(t->first_ns, now);
 	if (r != CUDA_SUCCESS && l->unit != NULL) {
 		tr_unit_discard(l->unit);
 	} else if (r != CUDA_SUCCESS) {

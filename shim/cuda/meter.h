@@ -33,7 +33,8 @@
 #define TR_QUANTUM_NS (TR_MS / 2)     /* credit that a thread takes at once */
 #define TR_IN_FLIGHT_NS (4 * TR_MS)   /* estimated work of one process on the device */
 #define TR_BLOCK_MAX_NS (200 * TR_MS) /* longest wait for a marker */
-#define TR_SPIN_AGE_NS (100 * TR_MS)  /* see tr_meter_spinning */
+#define TR_SPIN_AGE_NS (100 * TR_MS)  /* a unit that runs longer, and 10 x its estimate, may spin */
+#define TR_SPIN_UNITS 4		      /* in flight at most for launches to pass it undelayed */
 #define TR_UNKNOWN_NS 50000ll	      /* charged for a launch of unknown cost */
 
 /* --- cost.c ---------------------------------------------------------------------------------- */
@@ -156,13 +157,14 @@ struct tr_stream {
 struct tr_unit {
 	struct tr_stream *stream;
 	struct tr_event *start, *end; /* start: NULL when the stream was not idle */
-	int64_t start_recorded_ns, first_ns, closed_ns;
+	int64_t start_recorded_ns, closed_ns;
+	int64_t first_ns; /* when the first launch can have started */
 	int64_t start_ns;    /* of the start event, once known */
 	int64_t started_ns;  /* of the work, once known, else 0 */
 	int64_t est;	     /* charged when launched */
 	int64_t counted;     /* busy time reported while it was still running */
 	int64_t counted_to;  /* up to when */
-	bool single;	     /* one launch, known to start at first_ns or little later */
+	bool single;	     /* one launch, closed at once */
 	bool unknown;	     /* of a cost not measured before */
 	int n;
 	struct tr_cost *cost[TR_BATCH_MAX];

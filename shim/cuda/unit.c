@@ -6,9 +6,8 @@
 #include "slice.h"
 #include "trace.h"
 
-/* A kernel launched on an idle stream starts this soon after the call, at the latest; a thread
- * that loses its processor between the call and the next look at the clock does not count. */
-#define LAUNCH_NS 5000ll
+/* An event recorded on an idle stream happens this soon after the call began, or as it ends. */
+#define RECORD_NS 1500ll
 /* A unit is reported on while it runs once it has run this long and twice its estimate. */
 #define LONG_NS (2 * TR_MS)
 
@@ -150,8 +149,9 @@ static bool record(struct tr_stream *s, struct tr_event **e)
 struct tr_event *tr_stream_mark_start(struct tr_stream *s, int64_t *recorded_ns)
 {
 	struct tr_event *e = NULL;
-	*recorded_ns = tr_now_ns();
+	int64_t before = tr_now_ns();
 	record(s, &e);
+	*recorded_ns = min64(tr_now_ns(), before + RECORD_NS);
 	return e;
 }
 
@@ -247,8 +247,7 @@ static bool unit_started(struct tr_unit *u)
 		return false;
 	u->start_ns = at;
 	/* The host may have dawdled between the start event and the launch. */
-	at = max64(at, u->single ? min64(u->closed_ns, u->first_ns + LAUNCH_NS) : u->first_ns);
-	u->started_ns = max64(at, s->last_end);
+	u->started_ns = max64(max64(at, u->first_ns), s->last_end);
 	return true;
 }
 
@@ -267,11 +266,27 @@ static void learn(struct tr_unit *u, int64_t busy)
 		tr_cost_scale(u->cost[i], u->tag[i], u->part[i], ratio);
 }
 
+/* How long the stream had nothing to do between `from` and the close of the batch, if its launches
+ * came evenly and took what was estimated. */
+static int64_t guess_gaps(const struct tr_unit *u, int64_t from)
+{
+	int64_t at = from, gaps = 0, step = u->n < 2 ? 0 : (u->closed_ns - u->first_ns) / (u->n - 1);
+	for (int i = 0; i < u->n; i++) {
+		int64_t launched = u->first_ns + i * step;
+		if (launched > at) {
+			gaps += launched - at;
+			at = launched;
+		}
+		at += u->part[i];
+	}
+	return gaps + max64(u->closed_ns - at, 0);
+}
+
 /* The unit is done, seen at `seen`: what it took against what was charged.
  *
- * After it was closed everything was queued, so from then on the stream had no gaps; before, the
- * host may have left some between the launches. How much is unknown, so for that part the estimate
- * is believed as far as it fits between the bounds. */
+ * After it was closed everything was queued, so from then on the stream had no gaps. Before that
+ * the host may have left some between the launches, if the stream had run dry: those are guessed,
+ * and never more than the time in which they can have been. */
 static void unit_account(struct tr_unit *u, int64_t seen)
 {
 	struct tr_stream *s = u->stream;
@@ -287,11 +302,16 @@ static void unit_account(struct tr_unit *u, int64_t seen)
 	if (!u->single && u->closed_ns > from)
 		unsure = min64(u->closed_ns - from, span);
 	if (unsure > 0)
-		busy = min64(max64(u->est - u->counted, span - unsure), span);
+		busy -= min64(guess_gaps(u, from), unsure);
 	int64_t fresh = tr_cover(&tr_ledger()->coverage[dev], end - busy, end);
 	tr_credit_report(dev, fresh, u->counted + fresh - lead);
-	if (unsure == 0 || busy != u->est)
-		learn(u, u->counted_to == 0 ? busy : end - max64(u->started_ns, 1));
+	/* Where gaps were guessed from the estimate, that must not confirm itself. */
+	if (u->counted_to != 0)
+		learn(u, end - u->started_ns);
+	else if (unsure == 0 || span < u->est)
+		learn(u, span);
+	else if (span - unsure > u->est)
+		learn(u, span - unsure);
 	s->last_end = max64(s->last_end, end);
 }
 
