@@ -31,3 +31,14 @@ $(NVML_TEST)/%: shim/nvml/test/%.c shim/nvml/test/slice.c shim/nvml/test/slice.h
 test-shimnvml: $(NVML_TEST)/unit $(NVML_TEST)/fake/libnvidia-ml.so.1 $(SHIM_OUT)/lib/libnvidia-ml.so.1 ## test what NVML shows of a slice
 	$(NVML_TEST)/unit $(CURDIR)/$(SHIM_OUT)/lib/libnvidia-ml.so.1 \
 		$(CURDIR)/$(NVML_TEST)/fake/libnvidia-ml.so.1 $(CURDIR)/$(NVML_TEST)/slice
+
+# NVIDIA's own nvidia-smi in a slice of a simulated GPU.
+.PHONY: test-shimnvml-smi
+test-shimnvml-smi: $(NVML_TEST)/smi $(SHIM_OUT)/lib/libnvidia-ml.so.1 $(BUILD)/sim/libnvidia-ml.so.1 ## NVIDIA's nvidia-smi, 535 and 550, shows the slice
+	@tools/fetch-nvidia.sh || test $$? = 3
+	@for v in 535 550; do \
+		test -e $(BUILD)/nvidia/$$v/nvidia-smi || { echo "nvidia-smi $$v cannot be had here: skipped"; continue; }; \
+		$(NVML_TEST)/smi $(CURDIR)/$(SHIM_OUT)/lib/libnvidia-ml.so.1 \
+			$(CURDIR)/$(BUILD)/sim/libnvidia-ml.so.1 $(CURDIR)/$(NVML_TEST)/smi-slice \
+			$(CURDIR)/$(BUILD)/nvidia/$$v/nvidia-smi || exit 1; \
+	done

@@ -1,7 +1,7 @@
 /* unit OUR_LIB TEST_DOUBLE DIR: our library, laid out as a slice in DIR over the test double of the
- * driver's, is asked what it shows. Paths are absolute. The slice has GPU b (8 GiB, first) and GPU a (no memory limit); GPU c is somebody
- * else's. Members: this process, a child, and one that is dead. Prints each failure; exit status
- * 1 if there was one. */
+ * driver's, is asked what it shows. Paths are absolute. The slice has GPU b (8 GiB, first) and GPU
+ * a (no memory limit); GPU c is somebody else's. Members: this process, a child, and one that is
+ * dead. Prints each failure; exit status 1 if there was one. */
 #include "compat.h"
 #define _GNU_SOURCE
 #include <dlfcn.h>
