@@ -9,11 +9,14 @@
 #define EXPORT __attribute__((visibility("default")))
 #define LIKELY(x) __builtin_expect((x), 1)
 
-/* Grid times block, the second half of a launch's key. */
+/* Grid and block, the second half of a launch's key: a hash in place of the product, whose five
+ * multiplications would wait for each other. */
 static inline uint64_t size_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 			       unsigned bz)
 {
-	return ((uint64_t)gx * gy) * ((uint64_t)gz * bx) * ((uint64_t)by * bz);
+	return ((uint64_t)gx | (uint64_t)gy << 32) * 0xbf58476d1ce4e5b9ull ^
+	       ((uint64_t)bx | (uint64_t)gz << 32) * 0x94d049bb133111ebull ^
+	       ((uint64_t)by | (uint64_t)bz << 32) * 0xd6e8feb86659fd93ull;
 }
 
 static inline bool same_ctx(const struct tr_thread *t)
@@ -26,7 +29,7 @@ static inline bool same_ctx(const struct tr_thread *t)
  *
  * in_use and frozen: the helper sets frozen, makes all threads' stores visible (membarrier), and
  * takes the batch only if in_use is clear; so here compiler barriers are enough. */
-static inline bool join(uint64_t tag, CUstream stream, bool ptsz)
+static inline __attribute__((always_inline)) bool join(uint64_t tag, CUstream stream, bool ptsz)
 {
 	struct tr_thread *t = tr_thread_self;
 	bool ok = false;
@@ -75,18 +78,26 @@ static inline bool join(uint64_t tag, CUstream stream, bool ptsz)
 #define KERNEL_TAG                                                                                 \
 	tr_cost_tag(f, size_of(gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ))
 
-/* The slow paths are functions of their own, so that the fast ones need no stack frame and end in
- * a jump to the driver with the arguments where they are. */
+/* Each step is a function of its own that ends in a jump with the arguments where they are, so
+ * that a launch without a limit needs no stack frame. */
 #define DEFINE_LAUNCH(name, ptsz, PARAMS, ARGS, TAG, STREAM)                                       \
 	static CUresult __attribute__((noinline)) name##_metered PARAMS                            \
 	{                                                                                          \
 		METERED(TAG, STREAM, ptsz, REAL(name) ARGS);                                       \
 	}                                                                                          \
+	static CUresult __attribute__((noinline)) name##_limited PARAMS                            \
+	{                                                                                          \
+		__typeof__(&name) next = REAL(name);                                               \
+		if (!join(TAG, STREAM, ptsz))                                                      \
+			next = name##_metered;                                                     \
+		return next ARGS;                                                                  \
+	}                                                                                          \
 	CUresult EXPORT name PARAMS                                                                \
 	{                                                                                          \
-		if (tr_meter_on() && !join(TAG, STREAM, ptsz))                                     \
-			return name##_metered ARGS;                                                \
-		return REAL(name) ARGS;                                                            \
+		__typeof__(&name) next = REAL(name);                                               \
+		if (tr_meter_on())                                                                 \
+			next = name##_limited;                                                     \
+		return next ARGS;                                                                  \
 	}
 
 DEFINE_LAUNCH(cuLaunchKernel, false, (KERNEL_PARAMS, void **extra), (KERNEL_ARGS, extra),
