@@ -81,6 +81,14 @@ void nvml_process_name(uint32_t pid, char *name, size_t len);
 /* Percent of the last sampling period that the GPU was busy. */
 unsigned nvml_busy_percent(const struct gpu *g);
 
+struct nvml_sample {
+	uint64_t time_us; /* end of the period, CLOCK_REALTIME */
+	uint32_t pid, percent;
+};
+/* The newest sample of each process since a time, into out[SIM_MAX_PROCS]; how many there are. A
+ * process that did nothing has none. */
+unsigned nvml_process_samples(const struct gpu *g, uint64_t since_us, struct nvml_sample *out);
+
 /* --- power.c ---------------------------------------------------------------------------------- */
 
 /* mW, between idle and the limit in proportion to use. */

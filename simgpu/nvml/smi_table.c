@@ -51,13 +51,92 @@ static int empty_process_list(nvmlDevice_t device, unsigned *count)
 	return g.s->hide_processes ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
-/* Slot numbers. */
-enum { COMPUTE_PROCESSES = 213, GRAPHICS_PROCESSES = 214, MPS_PROCESSES = 215,
-       HOST_MAX_PCIE_GEN = 230 };
+/* fn(bus id, bus id, level *out): the common ancestor of two GPUs named by bus. */
+static int ancestor(const char *bus_a, const char *bus_b, nvmlGpuTopologyLevel_t *out)
+{
+	nvmlDevice_t a, b;
+	nvmlReturn_t r = nvmlDeviceGetHandleByPciBusId_v2(bus_a, &a);
+	if (r == NVML_SUCCESS)
+		r = nvmlDeviceGetHandleByPciBusId_v2(bus_b, &b);
+	return r == NVML_SUCCESS ? nvmlDeviceGetTopologyCommonAncestor(a, b, out) : r;
+}
 
-static int call(unsigned slot, word a, word b, word c, word d)
+/* fn(device, unsigned *yes): whether pmon and dmon may watch this kind of GPU. */
+static int can_monitor(nvmlDevice_t device, unsigned *yes)
+{
+	ENTER_GPU(device, g);
+	NEED(yes);
+	*yes = 1;
+	return NVML_SUCCESS;
+}
+
+/* An entry of what pmon reads: for each kind of engine, in this order, who used it how much. */
+enum { USE_SM, USE_MEMORY, USE_ENCODER, USE_DECODER, USE_JPEG, USE_OFA, USES };
+struct smi_use {
+	uint32_t percent, pad;
+	uint32_t pid; /* ~0: nobody */
+	char name[64];
+	uint32_t pad2;
+};
+struct smi_sample {
+	uint64_t time_us;
+	struct smi_use use[USES];
+};
+_Static_assert(sizeof(struct smi_sample) == 488, "stride that nvidia-smi expects");
+
+/* fn(device, since_us, *type, *count, struct smi_sample *out). nvidia-smi takes the entries for
+ * slices of time, one process in each: it adds up a process's percents and divides by the number
+ * of entries. We give one entry a process, so its figure is multiplied by that number. */
+static int process_use(nvmlDevice_t device, uint64_t since_us, unsigned *type, unsigned *count,
+		       struct smi_sample *out)
+{
+	ENTER_GPU(device, g);
+	NEED(count && out);
+	struct nvml_sample s[SIM_MAX_PROCS];
+	unsigned room = *count, n = nvml_process_samples(&g, since_us, s);
+	if (g.s->hide_processes)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (n > room)
+		n = room;
+	*count = n;
+	if (type)
+		*type = NVML_VALUE_TYPE_UNSIGNED_INT;
+	for (unsigned i = 0; i < n; i++) {
+		memset(&out[i], 0, sizeof(out[i]));
+		out[i].time_us = s[i].time_us;
+		for (unsigned u = 0; u < USES; u++)
+			out[i].use[u].pid = UINT32_MAX;
+		out[i].use[USE_SM].pid = s[i].pid;
+		out[i].use[USE_SM].percent = s[i].percent * n;
+	}
+	return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/* Slot numbers. */
+enum {
+	TOPOLOGY_ANCESTOR = 23,
+	LOG_WRITE = 26, /* printf arguments for the library's log */
+	CAN_MONITOR = 72,
+	HANDLE_BY_INDEX = 81, /* fn(index, device *out, flags) */
+	PROCESS_USE = 145,
+	COMPUTE_PROCESSES = 213,
+	GRAPHICS_PROCESSES = 214,
+	MPS_PROCESSES = 215,
+	HOST_MAX_PCIE_GEN = 230,
+};
+
+static int call(unsigned slot, word a, word b, word c, word d, word e)
 {
 	switch (slot) {
+	case TOPOLOGY_ANCESTOR:
+		return ancestor((const char *)a, (const char *)b, (nvmlGpuTopologyLevel_t *)c);
+	case LOG_WRITE: return NVML_SUCCESS;
+	case CAN_MONITOR: return can_monitor((nvmlDevice_t)a, (unsigned *)b);
+	case HANDLE_BY_INDEX:
+		return nvmlDeviceGetHandleByIndex_v2((unsigned)a, (nvmlDevice_t *)b);
+	case PROCESS_USE:
+		return process_use((nvmlDevice_t)a, b, (unsigned *)c, (unsigned *)d,
+				   (struct smi_sample *)e);
 	case COMPUTE_PROCESSES:
 		return process_list((nvmlDevice_t)a, (unsigned *)b, (struct smi_process *)c);
 	case GRAPHICS_PROCESSES:
@@ -72,9 +151,9 @@ static int call(unsigned slot, word a, word b, word c, word d)
 
 /* A function for each slot, so that a call can be told from another. */
 #define SLOT(hi, lo)                                                                               \
-	static int slot_##hi##_##lo(word a, word b, word c, word d)                                \
+	static int slot_##hi##_##lo(word a, word b, word c, word d, word e)                                \
 	{                                                                                          \
-		return call((hi) * ROWS + (lo), a, b, c, d);                                       \
+		return call((hi) * ROWS + (lo), a, b, c, d, e);                                       \
 	}
 #define NAME(hi, lo) slot_##hi##_##lo,
 #define ROW(X, hi)                                                                                 \
@@ -85,7 +164,7 @@ static int call(unsigned slot, word a, word b, word c, word d)
 	ROW(X, 8) ROW(X, 9) ROW(X, 10) ROW(X, 11) ROW(X, 12) ROW(X, 13) ROW(X, 14) ROW(X, 15)
 ALL(SLOT)
 
-static int (*const functions[SLOTS])(word, word, word, word) = { ALL(NAME) };
+static int (*const functions[SLOTS])(word, word, word, word, word) = { ALL(NAME) };
 
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
@@ -93,7 +172,7 @@ nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 						  0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4 };
 	static struct {
 		size_t size;
-		int (*fn[SLOTS - 1])(word, word, word, word);
+		int (*fn[SLOTS - 1])(word, word, word, word, word);
 	} smi;
 	NEED(table && id);
 	if (memcmp(id, smi_id, sizeof(smi_id)) != 0) {

@@ -165,9 +165,9 @@ enum nvml_peer nvml_link_peer(const struct gpu *g, unsigned link, unsigned *peer
 /* Common checks of the calls about one link. */
 static nvmlReturn_t link_check(const struct gpu *g, unsigned link)
 {
-	if (!g->m->nvlinks)
-		return NVML_ERROR_NOT_SUPPORTED;
-	return link < g->m->nvlinks ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+	if (link >= NVML_NVLINK_MAX_LINKS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return link < g->m->nvlinks ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 #define ENTER_LINK(device, g, link, out)                                                           \

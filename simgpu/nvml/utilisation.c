@@ -6,15 +6,9 @@
 
 enum { LOOK_BACK_NS = 1000000000 }; /* what nvmlDeviceGetUtilizationRates looks at, at most */
 
-/* A sample in NVML's terms: CLOCK_REALTIME in microseconds. */
-struct sample {
-	uint64_t time_us;
-	uint32_t pid, percent;
-};
-
 /* The engine's samples of one kind newer than since_us, oldest first; newest `max` of them. */
 static unsigned samples(const struct gpu *g, bool per_process, uint64_t since_us,
-			struct sample *out, unsigned max)
+			struct nvml_sample *out, unsigned max)
 {
 	uint64_t now = sim_now_ns(), epoch_us = sim_realtime_us() - now / 1000;
 	struct sim_engine *e = &g->s->engine;
@@ -32,7 +26,7 @@ static unsigned samples(const struct gpu *g, bool per_process, uint64_t since_us
 		const struct sim_sample *s = &ring[i % size];
 		uint64_t at = epoch_us + s->end_ns / 1000;
 		if (at > since_us)
-			out[n++] = (struct sample){ .time_us = at, .pid = s->pid,
+			out[n++] = (struct nvml_sample){ .time_us = at, .pid = s->pid,
 						    .percent = s->percent };
 	}
 	sim_gpu_unlock(g->s);
@@ -41,7 +35,7 @@ static unsigned samples(const struct gpu *g, bool per_process, uint64_t since_us
 
 unsigned nvml_busy_percent(const struct gpu *g)
 {
-	struct sample s;
+	struct nvml_sample s;
 	uint64_t since = sim_realtime_us() - LOOK_BACK_NS / 1000;
 	return samples(g, false, since, &s, 1) ? s.percent : 0;
 }
@@ -135,7 +129,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
 {
 	ENTER_GPU(device, g);
 	NEED(sampleValType && sampleCount && (unsigned)type < NVML_SAMPLINGTYPE_COUNT);
-	struct sample s[SIM_ENGINE_GPU_SAMPLES];
+	struct nvml_sample s[SIM_ENGINE_GPU_SAMPLES];
 	unsigned n = samples(&g, false, lastSeenTimeStamp, s, SIM_ENGINE_GPU_SAMPLES);
 	if (type == NVML_MODULE_POWER_SAMPLES)
 		return NVML_ERROR_NOT_SUPPORTED;
@@ -146,7 +140,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
 		*sampleCount = SIM_ENGINE_GPU_SAMPLES;
 		return NVML_SUCCESS;
 	}
-	const struct sample *newest = s;
+	const struct nvml_sample *newest = s;
 	if (n > *sampleCount) {
 		newest += n - *sampleCount;
 		n = *sampleCount;
@@ -166,11 +160,9 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
 	return NVML_SUCCESS;
 }
 
-/* The newest sample of each process since a time; how many there are. Processes that did nothing
- * have none. */
-static unsigned newest_per_process(const struct gpu *g, uint64_t since_us, struct sample *out)
+unsigned nvml_process_samples(const struct gpu *g, uint64_t since_us, struct nvml_sample *out)
 {
-	struct sample s[SIM_ENGINE_SAMPLES];
+	struct nvml_sample s[SIM_ENGINE_SAMPLES];
 	unsigned n = samples(g, true, since_us, s, SIM_ENGINE_SAMPLES), found = 0;
 	for (unsigned i = n; i-- > 0;) {
 		unsigned j = 0;
@@ -192,13 +184,13 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 	NEED(processSamplesCount);
 	if (g.s->hide_processes)
 		return NVML_ERROR_NOT_SUPPORTED;
-	struct sample s[SIM_MAX_PROCS];
+	struct nvml_sample s[SIM_MAX_PROCS];
 	unsigned room = *processSamplesCount;
 	if (!utilization) {
 		*processSamplesCount = SIM_MAX_PROCS;
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	}
-	unsigned n = newest_per_process(&g, lastSeenTimeStamp, s);
+	unsigned n = nvml_process_samples(&g, lastSeenTimeStamp, s);
 	*processSamplesCount = n;
 	if (!n)
 		return NVML_ERROR_NOT_FOUND;
@@ -220,8 +212,8 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	if (g.s->hide_processes)
 		return NVML_ERROR_NOT_SUPPORTED;
-	struct sample s[SIM_MAX_PROCS];
-	unsigned n = newest_per_process(&g, info->lastSeenTimeStamp, s);
+	struct nvml_sample s[SIM_MAX_PROCS];
+	unsigned n = nvml_process_samples(&g, info->lastSeenTimeStamp, s);
 	unsigned room = info->procUtilArray ? info->processSamplesCount : 0;
 	if (!n)
 		return NVML_ERROR_NOT_FOUND;
