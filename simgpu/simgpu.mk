@@ -43,7 +43,7 @@ $(SIM_OUT)/libcuda.so.1: $(SIM_CUDA_O) $(SIM_OBJ)/stubs.o $(SIM_OBJ)/procaddress
 	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
 		-Wl,-z,relro,-z,now -o $@ $(filter %.o,$^) $(SIM_LIBS)
 
-$(SIM_OUT)/libcuda-null.so.1: $(SIM_OBJ)/null.o $(SIM_OBJ)/nullstubs.o $(SIM_OBJ)/procaddress.o simgpu/cuda.map | $(SIM_OUT)
+$(SIM_OUT)/libcuda-null.so.1: $(SIM_OBJ)/null.o $(SIM_OBJ)/nullstubs.o $(SIM_OBJ)/procfind.o $(SIM_OBJ)/procaddress.o simgpu/cuda.map | $(SIM_OUT)
 	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
 		-Wl,-z,relro,-z,now -o $@ $(filter %.o,$^)
 
