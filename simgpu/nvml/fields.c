@@ -18,7 +18,7 @@ static nvmlReturn_t put_ull(nvmlFieldValue_t *f, unsigned long long v)
 
 static nvmlReturn_t nvlink_field(const struct gpu *g, nvmlFieldValue_t *f)
 {
-	unsigned up = nvml_links_up(g);
+	unsigned peer, up = nvml_links_up(g);
 	if (!g->m->nvlinks)
 		return NVML_ERROR_NOT_SUPPORTED;
 	switch (f->fieldId) {
@@ -28,6 +28,8 @@ static nvmlReturn_t nvlink_field(const struct gpu *g, nvmlFieldValue_t *f)
 		return put_u(f, f->scopeId < up ? g->b->nvlink_mbps : 0);
 	case NVML_FI_DEV_NVLINK_GET_STATE: return put_u(f, f->scopeId < up);
 	case NVML_FI_DEV_NVLINK_GET_VERSION: return put_u(f, g->b->nvlink_version);
+	case NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT:
+		return put_u(f, nvml_link_peer(g, 0, &peer) == NVML_PEER_SWITCH ? up : 0);
 	case NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY:
 	case NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY:
 	case NVML_FI_DEV_NVLINK_ERROR_DL_CRC: return put_ull(f, 0);

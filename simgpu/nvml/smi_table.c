@@ -51,14 +51,20 @@ static int empty_process_list(nvmlDevice_t device, unsigned *count)
 	return g.s->hide_processes ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
-/* fn(bus id, bus id, level *out): the common ancestor of two GPUs named by bus. */
-static int ancestor(const char *bus_a, const char *bus_b, nvmlGpuTopologyLevel_t *out)
+/* fn(bus id, bus id, unsigned *out): the common ancestor of two GPUs named by bus, counted 0 for a
+ * single switch (PIX), 1 for several (PXB), 2 host bridge, 3 NUMA node, 4 system. */
+static int ancestor(const char *bus_a, const char *bus_b, unsigned *out)
 {
 	nvmlDevice_t a, b;
+	nvmlGpuTopologyLevel_t level;
 	nvmlReturn_t r = nvmlDeviceGetHandleByPciBusId_v2(bus_a, &a);
 	if (r == NVML_SUCCESS)
 		r = nvmlDeviceGetHandleByPciBusId_v2(bus_b, &b);
-	return r == NVML_SUCCESS ? nvmlDeviceGetTopologyCommonAncestor(a, b, out) : r;
+	if (r == NVML_SUCCESS)
+		r = nvmlDeviceGetTopologyCommonAncestor(a, b, &level);
+	if (r == NVML_SUCCESS)
+		*out = level <= NVML_TOPOLOGY_SINGLE ? 0 : (unsigned)level / 10 - 1;
+	return r;
 }
 
 /* fn(device, unsigned *yes): whether pmon and dmon may watch this kind of GPU. */
@@ -129,7 +135,7 @@ static int call(unsigned slot, word a, word b, word c, word d, word e)
 {
 	switch (slot) {
 	case TOPOLOGY_ANCESTOR:
-		return ancestor((const char *)a, (const char *)b, (nvmlGpuTopologyLevel_t *)c);
+		return ancestor((const char *)a, (const char *)b, (unsigned *)c);
 	case LOG_WRITE: return NVML_SUCCESS;
 	case CAN_MONITOR: return can_monitor((nvmlDevice_t)a, (unsigned *)b);
 	case HANDLE_BY_INDEX:
