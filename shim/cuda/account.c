@@ -11,7 +11,7 @@
 
 struct tr_lock tr_account_lock;
 static struct tr_table allocations;
-static struct tr_table blocks;	    /* key: block number + 1, aux: allocations in it */
+static struct tr_table blocks;	    /* key: block_of(), aux: allocations in it */
 static struct tr_lock reclaim_lock; /* file locks do not tell threads apart */
 
 uint64_t tr_round_up(uint64_t n, uint64_t to)
@@ -124,7 +124,7 @@ bool tr_forget(uint64_t key, struct tr_entry *out)
 
 static uint64_t block_of(uint64_t addr)
 {
-	return addr / TR_BLOCK + 1; /* keys are never 0 */
+	return (addr & ~(TR_BLOCK - 1)) | 1; /* keys are never 0 */
 }
 
 /* One more allocation in a block; true if the block is new. */
@@ -165,7 +165,7 @@ bool tr_plain_got(CUdeviceptr ptr, uint64_t bytes, int dev, uint32_t charged)
 	} else {
 		uint64_t first = block_of(ptr), last = block_of(ptr + bytes - 1);
 		uint32_t fresh = 0;
-		for (uint64_t b = first; b <= last; b++)
+		for (uint64_t b = first; b <= last; b += TR_BLOCK)
 			fresh += block_enter(b, &failed);
 		e.kind = TR_SHARED;
 		e.units = 0;
@@ -182,7 +182,7 @@ static uint32_t shared_leave(const struct tr_entry *e)
 {
 	uint64_t first = block_of(e->key), last = block_of(e->key + e->aux - 1);
 	uint32_t gone = 0;
-	for (uint64_t b = first; b <= last; b++)
+	for (uint64_t b = first; b <= last; b += TR_BLOCK)
 		gone += block_leave(b);
 	return gone * (uint32_t)(TR_BLOCK / TR_UNIT);
 }

@@ -4,10 +4,18 @@
 
 #define FIRST_SIZE 256
 
+/* Eight neighbouring blocks of memory get neighbouring slots, so that programs which allocate and
+ * free near to where they did before stay in the cache however many allocations are alive; the
+ * groups of eight are spread by a multiplication (Fibonacci hashing), so that no long run of full
+ * slots builds up. Within a block (and for handles, which are small addresses apart) the low bits
+ * are spread too. */
+#define NEAR_BITS 21
+#define SPREAD 0x9e3779b97f4a7c15ull
 static size_t home(const struct tr_table *t, uint64_t key)
 {
-	/* Pointers differ in their middle bits; multiply spreads them (Fibonacci hashing). */
-	return (size_t)((key >> 8 ^ key) * 0x9e3779b97f4a7c15ull >> 20) & t->mask;
+	uint64_t low = key & ((1ull << NEAR_BITS) - 1), block = key >> NEAR_BITS;
+	uint64_t group = (block >> 3) * SPREAD >> 32;
+	return (size_t)((group << 3) + (block & 7) + (low * SPREAD >> 32)) & t->mask;
 }
 
 static size_t find(const struct tr_table *t, uint64_t key)
