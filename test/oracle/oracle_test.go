@@ -162,3 +162,43 @@ func diff(t *testing.T, name string, want, got []string) {
 		}
 	}
 }
+
+// TestOurs holds our library against each driver that it may stand in front of: the hook of
+// exactly the function that the driver names, the driver's own pointer, or its error.
+func TestOurs(t *testing.T) {
+	oracle := build(t)
+	for _, driver := range append([]string{"sim"}, fixture.Drivers...) {
+		t.Run(driver, func(t *testing.T) {
+			var library string
+			if driver == "sim" {
+				library = fixture.Need(t, fixture.Build("sim", "libcuda.so.1"))
+			} else {
+				library = fixture.NVIDIA(t, driver, "libcuda.so.1")
+			}
+			names := fixture.Names(t, library)
+			s := fixture.NewSlice(t, fixture.Build("lib"), filepath.Dir(library))
+			r := fixture.Run(t, strings.Join(names, "\n")+"\n", s.Env(), oracle, "compare",
+				filepath.Join(s.Lib, "libcuda.so.1"), filepath.Join(s.Driver, "libcuda-driver.so.1"))
+			t.Log(strings.TrimSpace(r.Stderr))
+			if r.Code != 0 || len(names) < 550 {
+				t.Errorf("exit %d, %d names", r.Code, len(names))
+			}
+		})
+	}
+}
+
+// TestOursCanFail: a library that is the driver itself, with no hooks, is not taken for ours.
+func TestOursCanFail(t *testing.T) {
+	driver := fixture.NVIDIA(t, "550", "libcuda.so.1")
+	r := fixture.Run(t, "cuDriverGetVersion\n", nil, build(t), "compare", fixture.NVIDIA(t, "535", "libcuda.so.1"), driver)
+	if r.Code != 1 || !strings.Contains(r.Stderr, "cuGetProcAddress_v2(cuDriverGetVersion, version 2020") {
+		t.Errorf("exit %d\n%s", r.Code, r.Stderr)
+	}
+}
+
+// TestSimulatedDriver: the simulated driver answers from the same table.
+func TestSimulatedDriver(t *testing.T) {
+	driver := fixture.Need(t, fixture.Build("sim", "libcuda.so.1"))
+	path, want := committed(t)
+	diff(t, path, want, table(t, build(t), driver, fixture.Names(t, driver)))
+}
