@@ -46,6 +46,7 @@ static void *hook_of(const char *symbol, void *real)
 			TR_TRACE("cuGetProcAddress(%s): our %s", symbol, map[i].name);
 			return map[i].hook;
 		}
+	TR_TRACE("cuGetProcAddress(%s): the driver's", symbol);
 	return real;
 }
 
