@@ -57,7 +57,9 @@ static nvmlReturn_t field(const struct gpu *g, nvmlFieldValue_t *f)
 	case NVML_FI_DEV_POWER_INSTANT:
 		return f->scopeId == NVML_POWER_SCOPE_GPU ? put_u(f, nvml_power_mw(g)) :
 							    NVML_ERROR_NOT_SUPPORTED;
-	case NVML_FI_DEV_POWER_MIN_LIMIT: return put_u(f, g->b->power_min_mw);
+	case NVML_FI_DEV_POWER_MIN_LIMIT:
+		return f->scopeId == NVML_POWER_SCOPE_GPU ? put_u(f, g->b->power_min_mw) :
+							    NVML_ERROR_NOT_SUPPORTED;
 	case NVML_FI_DEV_POWER_MAX_LIMIT:
 	case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
 	case NVML_FI_DEV_POWER_CURRENT_LIMIT:

@@ -4,7 +4,7 @@
  * from driver to driver, seen with nvidia-smi 535 and 550; what a slot does was found by watching
  * which one each view of nvidia-smi calls, between which public functions and with what arguments.
  * Every other slot names itself in the trace and says NVML_ERROR_NOT_SUPPORTED. */
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "internal.h"
 
@@ -76,44 +76,46 @@ static int can_monitor(nvmlDevice_t device, unsigned *yes)
 	return NVML_SUCCESS;
 }
 
-/* An entry of what pmon reads: for each kind of engine, in this order, who used it how much. */
-enum { USE_SM, USE_MEMORY, USE_ENCODER, USE_DECODER, USE_JPEG, USE_OFA, USES };
+/* An entry of what pmon reads: a time in microseconds, then for each kind of engine, in this order,
+ * who used it how much. Drivers before 545 knew the first four kinds only. nvidia-smi must be of
+ * the machine's driver version for this view, as it must on a real machine. */
+enum { USE_SM, USE_MEMORY, USE_ENCODER, USE_DECODER, USE_JPEG, USE_OFA };
 struct smi_use {
 	uint32_t percent, pad;
 	uint32_t pid; /* ~0: nobody */
 	char name[64];
 	uint32_t pad2;
 };
-struct smi_sample {
-	uint64_t time_us;
-	struct smi_use use[USES];
-};
-_Static_assert(sizeof(struct smi_sample) == 488, "stride that nvidia-smi expects");
+_Static_assert(sizeof(struct smi_use) == 80, "stride that nvidia-smi expects");
 
-/* fn(device, since_us, *type, *count, struct smi_sample *out). nvidia-smi takes the entries for
- * slices of time, one process in each: it adds up a process's percents and divides by the number
- * of entries. We give one entry a process, so its figure is multiplied by that number. */
+/* fn(device, since_us, *type, *count, entries). nvidia-smi takes the entries for slices of time,
+ * one process in each: it adds up a process's percents and divides by the number of entries. We
+ * give one entry a process, so its figure is multiplied by that number. */
 static int process_use(nvmlDevice_t device, uint64_t since_us, unsigned *type, unsigned *count,
-		       struct smi_sample *out)
+		       char *out)
 {
 	ENTER_GPU(device, g);
 	NEED(count && out);
-	struct nvml_sample s[SIM_MAX_PROCS];
-	unsigned room = *count, n = nvml_process_samples(&g, since_us, s);
 	if (g.s->hide_processes)
 		return NVML_ERROR_NOT_SUPPORTED;
+	struct nvml_sample s[SIM_MAX_PROCS];
+	unsigned kinds = atoi(sim_shared->driver_version) < 545 ? USE_DECODER + 1 : USE_OFA + 1;
+	unsigned room = *count, n = nvml_process_samples(&g, since_us, s);
 	if (n > room)
 		n = room;
 	*count = n;
 	if (type)
 		*type = NVML_VALUE_TYPE_UNSIGNED_INT;
 	for (unsigned i = 0; i < n; i++) {
-		memset(&out[i], 0, sizeof(out[i]));
-		out[i].time_us = s[i].time_us;
-		for (unsigned u = 0; u < USES; u++)
-			out[i].use[u].pid = UINT32_MAX;
-		out[i].use[USE_SM].pid = s[i].pid;
-		out[i].use[USE_SM].percent = s[i].percent * n;
+		memcpy(out, &s[i].time_us, sizeof(s[i].time_us));
+		out += sizeof(s[i].time_us);
+		for (unsigned kind = 0; kind < kinds; kind++, out += sizeof(struct smi_use)) {
+			struct smi_use use = { .pid = UINT32_MAX };
+			if (kind == USE_SM)
+				use = (struct smi_use){ .pid = s[i].pid,
+							.percent = s[i].percent * n };
+			memcpy(out, &use, sizeof(use));
+		}
 	}
 	return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
@@ -142,7 +144,7 @@ static int call(unsigned slot, word a, word b, word c, word d, word e)
 		return nvmlDeviceGetHandleByIndex_v2((unsigned)a, (nvmlDevice_t *)b);
 	case PROCESS_USE:
 		return process_use((nvmlDevice_t)a, b, (unsigned *)c, (unsigned *)d,
-				   (struct smi_sample *)e);
+				   (char *)e);
 	case COMPUTE_PROCESSES:
 		return process_list((nvmlDevice_t)a, (unsigned *)b, (struct smi_process *)c);
 	case GRAPHICS_PROCESSES:
