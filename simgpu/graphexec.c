@@ -281,10 +281,12 @@ static CUresult launch_on(CUgraphExec e, struct CUstream_st *s)
 		r = sim_do_wait_ticket(s, e->last_ctx, &e->last);
 	if (e->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
 		unmap_all(e->graph);
+	sim_batch_begin();
 	if (!r)
 		r = run_graph(&run, e->order, e->graph->nodes);
 	if (!r)
 		r = flush(&run);
+	sim_batch_end();
 	sim_gpu_lock(g);
 	e->last = sim_engine_tail(&g->engine, s->ctx->time->queue, s->queue);
 	sim_gpu_unlock(g);

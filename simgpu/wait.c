@@ -76,6 +76,18 @@ static bool lost(const struct sim_gpu *g)
 	return __atomic_load_n(&g->lost, __ATOMIC_RELAXED) || g->engine.lost;
 }
 
+static __thread uint64_t batch_ns; /* when the submission under way was made; 0: none */
+
+void sim_batch_begin(void)
+{
+	batch_ns = sim_now_ns();
+}
+
+void sim_batch_end(void)
+{
+	batch_ns = 0;
+}
+
 /* One try. 1: done, 0: full, -1: the context is gone. */
 static int try_push(struct CUstream_st *s, const struct sim_op_desc *desc, struct sim_ticket *ticket,
 		    struct sim_action *a, uint64_t *eta_ns)
@@ -88,7 +100,8 @@ static int try_push(struct CUstream_st *s, const struct sim_op_desc *desc, struc
 	sim_gpu_lock(g);
 	if (!t || g->engine.ctx[t->queue].gen != t->queue_gen) {
 		r = -1;
-	} else if (sim_engine_push(&g->engine, t->queue, s->queue, desc, sim_now_ns(), &op, &tail)) {
+	} else if (sim_engine_push(&g->engine, t->queue, s->queue, desc,
+				   batch_ns ? batch_ns : sim_now_ns(), &op, &tail)) {
 		r = 1;
 		if (ticket)
 			*ticket = tail;
@@ -118,6 +131,8 @@ CUresult sim_enqueue(struct CUstream_st *s, const struct sim_op_desc *desc, stru
 		if (r > 0)
 			break;
 		sim_nap(eta < 1000000 ? eta : 1000000, round);
+		if (batch_ns) /* too large to arrive at once */
+			batch_ns = sim_now_ns();
 		sim_look_for_dead(g);
 	}
 	if (action)

@@ -73,6 +73,10 @@ struct sim_action;
  * its worker. CUDA_ERROR_UNKNOWN when the GPU is lost. */
 CUresult sim_enqueue(struct CUstream_st *s, const struct sim_op_desc *desc, struct sim_ticket *ticket,
 		     struct sim_action *action);
+/* What this thread enqueues from here to sim_batch_end arrives at one instant, as the parts of one
+ * submission do. */
+void sim_batch_begin(void);
+void sim_batch_end(void);
 /* Take the GPU's lock, with the engine worked out up to now. */
 uint64_t sim_engine_enter(struct sim_gpu *g);
 /* Sleep until the point has been passed. CUDA_ERROR_UNKNOWN when the GPU is lost. */
