@@ -6,6 +6,7 @@
 #define MAX_NAP_NS 5000000ull
 #define SLACK_NS 60000ull /* what the kernel adds to a sleep */
 #define SPIN_NS 25000ull
+#define MIN_ROOM_NS 50000ull
 
 uint64_t sim_engine_enter(struct sim_gpu *g)
 {
@@ -130,7 +131,8 @@ CUresult sim_enqueue(struct CUstream_st *s, const struct sim_op_desc *desc, stru
 			return lost(g) ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 		if (r > 0)
 			break;
-		sim_nap(eta < 1000000 ? eta : 1000000, round);
+		/* the queue is deep: let several complete rather than spin for each */
+		sim_nap(eta < MIN_ROOM_NS ? MIN_ROOM_NS : eta < 1000000 ? eta : 1000000, round);
 		if (batch_ns) /* too large to arrive at once */
 			batch_ns = sim_now_ns();
 		sim_look_for_dead(g);

@@ -428,6 +428,73 @@ static void test_threads(void)
 	CHECK(busy_ns(0, getpid()) == 2000 * 1000, "%llu", (unsigned long long)busy_ns(0, getpid()));
 }
 
+/* --- deaths ------------------------------------------------------------------------------------------------ */
+
+/* Everything at once, for ever. */
+static void wild(unsigned seed)
+{
+	CUstream s[3] = { NULL, stream(), stream() };
+	CUevent e[4] = { event(), event(), event(), event() };
+	static uint32_t word;
+	for (;;) {
+		CUstream a = s[rand_r(&seed) % 3], b = s[rand_r(&seed) % 3];
+		CUevent v = e[rand_r(&seed) % 4];
+		float ms;
+		switch (rand_r(&seed) % 8) {
+		case 0: cuEventRecord(v, a); break;
+		case 1: cuStreamWaitEvent(b, v, 0); break;
+		case 2: cuLaunchHostFunc(a, write_42, &word); break;
+		case 3: cuEventElapsedTime(&ms, v, e[0]); break;
+		case 4: cuEventQuery(v); break;
+		case 5: if (rand_r(&seed) % 50 == 0) cuStreamSynchronize(a); break;
+		default: launch(a, (uint64_t)(rand_r(&seed) % 200) * 1000, 1u + (unsigned)rand_r(&seed) % 200);
+		}
+	}
+}
+
+/* Processes that are killed at any instant leave nothing behind that stops others. */
+static void test_storm(void)
+{
+	pid_t kid[4] = { 0 };
+	unsigned seed = 1;
+	uint64_t mine = 0;
+	pid_t me = fork();
+	if (!me) { /* the survivor: its own process, so that the forking one never uses CUDA */
+		setup();
+		for (int i = 0; i < 1500; i++, mine += 100000) {
+			launch_spin(NULL, 100000);
+			if (i % 8 == 0)
+				OK(cuCtxSynchronize());
+		}
+		OK(cuCtxSynchronize());
+		CHECK(busy_ns(0, getpid()) == mine, "%llu, not %llu",
+		      (unsigned long long)busy_ns(0, getpid()), (unsigned long long)mine);
+		_exit(failures != 0);
+	}
+	for (int round = 0; round < 40; round++) {
+		int i = round % 4;
+		if (kid[i])
+			end(kid[i]);
+		kid[i] = fork();
+		if (!kid[i]) {
+			setup();
+			wild((unsigned)round + 1);
+		}
+		usleep(5000 + (unsigned)rand_r(&seed) % 20000);
+	}
+	for (int i = 0; i < 4; i++)
+		end(kid[i]);
+	int status;
+	waitpid(me, &status, 0);
+	CHECK(status == 0, "%d", status);
+	sim_reap();
+	struct sim_engine *e = &sim_shared->gpu[0].engine;
+	for (uint32_t i = 0; i < SIM_ENGINE_CTXS; i++)
+		CHECK(!(e->ctx[i].gen & 1), "context %u is left", i);
+	for (uint32_t i = 0; i < SIM_ENGINE_CTXS / 64; i++)
+		CHECK(!e->busy_ctx[i], "work is left");
+}
+
 /* A lost GPU: waiting calls return, new ones fail, nothing hangs. Last: it stays lost. */
 static void test_lost(void)
 {
@@ -457,7 +524,8 @@ static void test_lost(void)
 static const struct test tests[] = {
 	{ "events", test_events }, { "two processes", test_two_processes }, { "queue depth", test_depth },
 	{ "order", test_order }, { "legacy stream", test_legacy }, { "host", test_host },
-	{ "launch family", test_launch_family }, { "threads", test_threads }, { NULL, NULL } };
+	{ "launch family", test_launch_family }, { "threads", test_threads },
+	{ "deaths", test_storm }, { NULL, NULL } };
 static const struct test last_tests[] = { { "lost GPU", test_lost }, { NULL, NULL } };
 
 static void make_machine(void)
