@@ -229,8 +229,11 @@ void tr_limits_read_dev(int i, struct tr_limits_dev *out)
 	const struct tr_limits *l = slice.limits;
 	for (int tries = 0; tries < 1000; tries++) {
 		uint64_t before = __atomic_load_n(&l->generation, __ATOMIC_ACQUIRE);
-		*out = l->dev[i];
-		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		/* Word by word, each load before the next one and all before the second look. */
+		const uint64_t *from = (const uint64_t *)&l->dev[i];
+		uint64_t *to = (uint64_t *)out;
+		for (size_t w = 0; w < sizeof *out / sizeof *to; w++)
+			to[w] = __atomic_load_n(&from[w], __ATOMIC_ACQUIRE);
 		if ((before & 1) == 0 &&
 		    __atomic_load_n(&l->generation, __ATOMIC_ACQUIRE) == before)
 			return;

@@ -199,7 +199,11 @@ void tr_graph_mem_after(CUgraphExec exec, int token, CUresult result)
 	for (int d = 0; d < TR_MAX_DEVICES; d++) {
 		if ((token & (1 << d)) == 0)
 			continue;
-		part[d].in_flight -= m == NULL ? part[d].in_flight : m->units[d];
+		/* The graph may have been destroyed meanwhile, by another thread. */
+		if (m != NULL)
+			part[d].in_flight -= m->units[d];
+		else
+			part[d].in_flight = 0;
 		settle(d, tr_device_handle(d));
 	}
 	if (m != NULL && result == CUDA_SUCCESS)

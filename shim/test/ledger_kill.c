@@ -163,6 +163,7 @@ int main(int argc, char **argv)
 	if (n < 1 || n > WORKERS_MAX)
 		return fprintf(stderr, "1 to %d processes\n", WORKERS_MAX), 2;
 	printf("seed %u\n", seed);
+	fflush(stdout); /* the workers must not print it again */
 	unlink(argv[1]);
 	int fd = open_ledger(argv[1]);
 	workers = mmap(NULL, sizeof *workers * WORKERS_MAX, PROT_READ | PROT_WRITE,
