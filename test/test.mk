@@ -1,1 +1,52 @@
-# test.mk
+# Tests that go beyond one part, and the gates.
+#   make test    what a change must pass: unit tests, the suites over NVIDIA's real libraries
+#                (downloaded, never installed; skipped with the reason where that cannot be), the
+#                C suites of the libraries and of the simulated driver
+#   make e2e     what takes a machine: the demo, sanitizers, arm64, Debian 11
+# Both install what they lack when root, and say what to install otherwise.
+ARM64 := $(BUILD)/arm64
+ARM64_CC := aarch64-linux-gnu-gcc
+# The C suites of all parts: each part names its own test-PART.
+C_SUITES := $(filter-out test-c test-go test-san test-arm64,$(sort $(shell \
+	sed -n 's/^\(test-[a-z0-9-]*\):.*/\1/p' $(filter-out test/%,$(MAKEFILE_LIST)) \
+		$(wildcard shim/*.mk shim/*/*.mk shim/*/*/*.mk simgpu/*/*.mk gpuload/*.mk))))
+# Those that have sanitizer builds: the libraries'.
+SAN_SUITES := $(filter test-ledger test-meter test-shim%,$(C_SUITES))
+
+.PHONY: setup setup-e2e nvidia test test-c e2e test-san debian11 arm64 test-arm64
+setup: ## install what building, testing and the demo need (root), or say what
+	@tools/setup.sh
+setup-e2e: ## the same for `make e2e`
+	@tools/setup.sh e2e
+
+nvidia: ## download NVIDIA's libraries for the tests
+	@tools/fetch-nvidia.sh
+
+test: setup ## what a change must pass
+	@$(MAKE) build
+	@$(MAKE) test-c
+	@$(MAKE) test-go
+
+# One after the other: several measure time.
+test-c: ## the C suites
+	@set -e; for t in $(C_SUITES); do echo "== $$t"; $(MAKE) --no-print-directory $$t; done
+
+e2e: setup-e2e ## what takes a machine: demo, sanitizers, arm64, Debian 11
+	@$(MAKE) demo
+	@$(MAKE) test-san
+	@$(MAKE) test-arm64
+	@$(MAKE) debian11
+
+test-san: ## the libraries' suites under ASan and UBSan, then TSan
+	@set -e; for san in asan tsan; do for t in $(SAN_SUITES); do \
+		echo "== $$t, $$san"; $(MAKE) --no-print-directory $$t SAN=$$san; done; done
+
+# test/debian11.sh returns 3 where it cannot be done, and 1 instead in CI.
+debian11: build ## the libraries and tranche run inside Debian 11 (root)
+	@test/debian11.sh || [ $$? = 3 ]
+
+arm64: setup-e2e ## cross-compile the libraries and the simulated driver for arm64
+	@$(MAKE) shim sim BUILD=$(ARM64) CC=$(ARM64_CC)
+
+test-arm64: arm64 ## symbol versions of the arm64 libraries
+	go test -count=1 -run TestArm64 ./test/elf

@@ -11,6 +11,7 @@
 #
 # Exit codes: 0 all files are there, 3 they cannot be had here (no network, no apt, not x86-64),
 # 1 something is wrong. Safe to run at any time; a second run does nothing.
+# With --mirror it only prints which Debian mirror this machine uses.
 set -eu
 
 die() { echo "fetch-nvidia: $2" >&2; exit "$1"; }
@@ -18,6 +19,22 @@ die() { echo "fetch-nvidia: $2" >&2; exit "$1"; }
 cd "$(dirname "$0")/.."
 root=$PWD/build/nvidia
 keyrings=/usr/share/keyrings
+
+# The mirror that this machine already uses for Debian itself, else Debian's own.
+mirror() {
+	{
+		sed -n 's/^URIs:[[:space:]]*//p' /etc/apt/sources.list.d/*.sources
+		sed -n 's/^deb[[:space:]]\(\[[^]]*\][[:space:]]*\)\{0,1\}\([^[:space:]]*\).*/\2/p' \
+			/etc/apt/sources.list /etc/apt/sources.list.d/*.list
+	} 2>/dev/null | tr ' ' '\n' | sed 's|/*$||' | grep -E '^https?://.*/debian$' | head -n 1
+}
+uri=$(mirror)
+uri=${uri:-http://deb.debian.org/debian}
+
+if [ "${1-}" = --mirror ]; then
+	echo "$uri"
+	exit 0
+fi
 
 complete() {
 	for d in 535 550; do
@@ -40,17 +57,6 @@ for tool in apt-get dpkg-deb; do
 done
 [ -r "$keyrings/debian-archive-keyring.gpg" ] ||
 	die 3 "no $keyrings/debian-archive-keyring.gpg: install debian-archive-keyring"
-
-# The mirror that this machine already uses for Debian itself, else Debian's own.
-mirror() {
-	{
-		sed -n 's/^URIs:[[:space:]]*//p' /etc/apt/sources.list.d/*.sources
-		sed -n 's/^deb[[:space:]]\(\[[^]]*\][[:space:]]*\)\{0,1\}\([^[:space:]]*\).*/\2/p' \
-			/etc/apt/sources.list /etc/apt/sources.list.d/*.list
-	} 2>/dev/null | tr ' ' '\n' | sed 's|/*$||' | grep -E '^https?://.*/debian$' | head -n 1
-}
-uri=$(mirror)
-uri=${uri:-http://deb.debian.org/debian}
 
 # Trixie is also the older machine's keyring's to verify: Debian adds the next release's keys to
 # stable well before it comes out.
