@@ -2,15 +2,12 @@
  *
  *   tranche_spin(u64 ns)       exactly ns
  *   tranche_spin_flag(u32 *p)  until *p is not zero
- *   any other                  WAVE_NS for each wave of blocks, with WAVE_BLOCKS to a multiprocessor;
- *                              less for a part of the first wave, but LEAST_NS at least */
+ *   any other                  kernel_wave_ns for each wave of kernel_wave_blocks to a multiprocessor;
+ *                              less for a part of the first wave, but kernel_min_ns at least
+ *                              (keys of the machine's spec) */
 #include <stdlib.h>
 #include <string.h>
 #include "work.h"
-
-#define LEAST_NS 2000
-#define WAVE_NS 10000
-#define WAVE_BLOCKS 8
 
 /* What the name of a function says; kept in CUfunc_st.time. */
 static const char plain_kernel = 'k', spin_kernel = 's', flag_kernel = 'f';
@@ -107,10 +104,11 @@ CUresult sim_kernel_cost(const struct CUctx_st *ctx, const struct sim_launch *l,
 	} else if (kind == &spin_kernel) {
 		c->dur_ns = value ? value : 1;
 	} else {
-		uint64_t wave = (uint64_t)m->sms * WAVE_BLOCKS;
-		c->dur_ns = blocks > wave ? (blocks + wave - 1) / wave * WAVE_NS : blocks * WAVE_NS / wave;
-		if (c->dur_ns < LEAST_NS)
-			c->dur_ns = LEAST_NS;
+		uint64_t wave = (uint64_t)m->sms * sim_shared->kernel_wave_blocks;
+		uint64_t ns = sim_shared->kernel_wave_ns;
+		c->dur_ns = blocks > wave ? (blocks + wave - 1) / wave * ns : blocks * ns / wave;
+		if (c->dur_ns < sim_shared->kernel_min_ns)
+			c->dur_ns = sim_shared->kernel_min_ns;
 	}
 	return CUDA_SUCCESS;
 }

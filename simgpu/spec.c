@@ -66,6 +66,8 @@ static int machine_key(struct parser *p, const char *key, const char *value)
 		{ "sync_ns", &s->sync_ns, 0 }, { "jitter_permille", &s->jitter_permille, 0 },
 		{ "queue_depth", &s->queue_depth, 1 }, { "sample_ms", &s->sample_ms, 1 },
 		{ "numa_nodes", &s->numa_nodes, 1 }, { "seed", &s->seed, 0 },
+		{ "kernel_wave_ns", &s->kernel_wave_ns, 1 }, { "kernel_min_ns", &s->kernel_min_ns, 1 },
+		{ "kernel_wave_blocks", &s->kernel_wave_blocks, 1 },
 	};
 	if (!strcmp(key, "driver_version")) {
 		if (!*value || strlen(value) >= sizeof s->driver_version)
@@ -315,6 +317,9 @@ static void defaults(struct sim_state *s)
 	s->queue_depth = 1024;
 	s->sample_ms = 167;
 	s->numa_nodes = 2;
+	s->kernel_wave_ns = 10000;
+	s->kernel_wave_blocks = 8;
+	s->kernel_min_ns = 2000;
 }
 
 static int parse_line(struct parser *p, char *line, bool links)

@@ -20,7 +20,7 @@
 #include "engine.h"
 
 #define SIM_MAGIC 0x55504755544d4953ull
-#define SIM_VERSION 3u
+#define SIM_VERSION 4u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS SIM_ENGINE_PROCS
 #define SIM_MAX_OBJECTS 4096
@@ -156,6 +156,9 @@ struct sim_state {
 	uint32_t sample_ms;           /* utilisation sample period */
 	uint32_t numa_nodes;
 	uint32_t seed;
+	/* what a kernel without a name that says it is worth: so long for each wave of so many blocks
+	 * to a multiprocessor, and so long at least */
+	uint32_t kernel_wave_ns, kernel_wave_blocks, kernel_min_ns;
 	uint64_t created_ns;
 	uint64_t spec_hash;
 	struct sim_link link[SIM_MAX_GPUS][SIM_MAX_GPUS];
