@@ -35,7 +35,8 @@
 #define TR_SLICE_DIR_DEFAULT "/etc/tranche/slice"
 
 /* tr_limits.flags */
-#define TR_LIMITS_FAIL_OPEN 1u /* a damaged ledger lets calls through instead of failing them */
+#define TR_LIMITS_FAIL_OPEN 1u /* without a usable ledger a process limits itself, instead of
+				  having no GPU */
 
 /* tr_limits_dev.flags */
 #define TR_DEV_MEMORY_LIMITED 1u /* memory_limit holds; without it memory is only counted */
