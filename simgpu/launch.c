@@ -190,3 +190,68 @@ CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstre
 	SIM_CALL_CTX(cuLaunchGridAsync, ctx);
 	return launch_old(ctx, f, grid_width, grid_height, hStream);
 }
+
+CUresult cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z)
+{
+	SIM_CALL(cuFuncSetBlockShape);
+	struct CUfunc_st *f = sim_func_of(hfunc);
+	if (!f)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (x <= 0 || y <= 0 || z <= 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	f->block_x = x;
+	f->block_y = y;
+	f->block_z = z;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuFuncSetSharedSize(CUfunction hfunc, unsigned int bytes)
+{
+	SIM_CALL(cuFuncSetSharedSize);
+	struct CUfunc_st *f = sim_func_of(hfunc);
+	if (!f)
+		return CUDA_ERROR_INVALID_HANDLE;
+	f->shared_dynamic = bytes;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuParamSetSize(CUfunction hfunc, unsigned int numbytes)
+{
+	SIM_CALL(cuParamSetSize);
+	struct CUfunc_st *f = sim_func_of(hfunc);
+	if (!f)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (numbytes > sizeof f->param)
+		return CUDA_ERROR_INVALID_VALUE;
+	f->param_size = numbytes;
+	return CUDA_SUCCESS;
+}
+
+static CUresult set_param(CUfunction h, int offset, const void *p, unsigned n)
+{
+	struct CUfunc_st *f = sim_func_of(h);
+	if (!f)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!p || offset < 0 || n > sizeof f->param || (unsigned)offset > sizeof f->param - n)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(f->param + offset, p, n);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuParamSeti(CUfunction hfunc, int offset, unsigned int value)
+{
+	SIM_CALL(cuParamSeti);
+	return set_param(hfunc, offset, &value, sizeof value);
+}
+
+CUresult cuParamSetf(CUfunction hfunc, int offset, float value)
+{
+	SIM_CALL(cuParamSetf);
+	return set_param(hfunc, offset, &value, sizeof value);
+}
+
+CUresult cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned int numbytes)
+{
+	SIM_CALL(cuParamSetv);
+	return set_param(hfunc, offset, ptr, numbytes);
+}
