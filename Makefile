@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-builtin-rules
 BUILD := build
+Q := $(if $(V),,@)# V=1 shows commands
 CC ?= cc
 ifeq ($(origin CC),default)
 CC := gcc

@@ -34,12 +34,12 @@ shim: $(SHIM_OUT)/lib/libcuda.so.1 $(SHIM_OUT)/lib/libnvidia-ml.so.1 ## build th
 
 $(SHIM_OBJ)/%.o: shim/%.c $(SHIM_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(SHIM_CFLAGS) -I$(<D) -c $< -o $@
+	$(Q)$(CC) $(SHIM_CFLAGS) -I$(<D) -c $< -o $@
 
 # A library with the driver's fixed name and nothing in it, to link against.
 $(SHIM_OUT)/stub/lib%-driver.so.1:
 	@mkdir -p $(@D)
-	echo | $(CC) -shared -xc - -nostdlib -Wl,-soname,$(@F) -o $@
+	$(Q)echo | $(CC) -shared -xc - -nostdlib -Wl,-soname,$(@F) -o $@
 
 # The export list, from the table of hooks.
 $(SHIM_OBJ)/%.map: shim/%/hooks.def
@@ -50,7 +50,7 @@ $(SHIM_OBJ)/%.map: shim/%/hooks.def
 $(SHIM_OUT)/lib/libcuda.so.1: $(SHIM_COMMON_OBJ) $(SHIM_CUDA_OBJ) $(SHIM_OBJ)/cuda.map \
 		$(SHIM_OUT)/stub/libcuda-driver.so.1
 	@mkdir -p $(@D)
-	$(CC) $(SHIM_LDFLAGS) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_OBJ)/cuda.map \
+	$(Q)$(CC) $(SHIM_LDFLAGS) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_OBJ)/cuda.map \
 		$(SHIM_COMMON_OBJ) $(SHIM_CUDA_OBJ) $(SHIM_OUT)/stub/libcuda-driver.so.1 \
 		$(SHIM_LIBS) -o $@
 	ln -sf libcuda.so.1 $(@D)/libcuda.so

@@ -56,13 +56,13 @@ static nvmlReturn_t get_count(nvmlReturn_t r, unsigned *count)
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned int *deviceCount)
 {
-	TR_ENTER(nvmlDeviceGetCount);
+	TR_ENTER(nvmlDeviceGetCount, deviceCount);
 	return get_count(REAL(nvmlDeviceGetCount)(deviceCount), deviceCount);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *deviceCount)
 {
-	TR_ENTER(nvmlDeviceGetCount_v2);
+	TR_ENTER(nvmlDeviceGetCount_v2, deviceCount);
 	return get_count(REAL(nvmlDeviceGetCount_v2)(deviceCount), deviceCount);
 }
 
@@ -78,13 +78,13 @@ static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *device)
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
 {
-	TR_ENTER(nvmlDeviceGetHandleByIndex);
+	TR_ENTER(nvmlDeviceGetHandleByIndex, index, device);
 	return by_index(index, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-	TR_ENTER(nvmlDeviceGetHandleByIndex_v2);
+	TR_ENTER(nvmlDeviceGetHandleByIndex_v2, index, device);
 	return by_index(index, device);
 }
 
@@ -92,7 +92,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
 	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
 	int i;
-	TR_ENTER(nvmlDeviceGetIndex);
+	TR_ENTER(nvmlDeviceGetIndex, device, index);
 	nvmlReturn_t r = tr_device_index(device, &i);
 	if (r == NVML_SUCCESS)
 		r = REAL(nvmlDeviceGetIndex)(device, index);
@@ -124,7 +124,7 @@ static nvmlReturn_t keep_own(nvmlReturn_t r, nvmlDevice_t found, nvmlDevice_t *d
 /* The driver judges a NULL argument itself: it may be uninitialised before it is invalid. */
 #define FIND(name, key)                                                                            \
 	nvmlDevice_t found = NULL;                                                                 \
-	TR_ENTER(name);                                                                            \
+	TR_ENTER(name, key, device);                                                               \
 	if (device == NULL)                                                                        \
 		return REAL(name)(key, NULL);                                                      \
 	nvmlReturn_t r = REAL(name)(key, &found);                                                  \
@@ -205,7 +205,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device,
 						     unsigned int *count,
 						     nvmlDevice_t *deviceArray)
 {
-	TR_ENTER(nvmlDeviceGetTopologyNearestGpus);
+	TR_ENTER(nvmlDeviceGetTopologyNearestGpus, device, level, count, deviceArray);
 #define REAL_FN REAL(nvmlDeviceGetTopologyNearestGpus)
 	TOPOLOGY(device, level);
 #undef REAL_FN
@@ -214,7 +214,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device,
 EXPORT nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpuNumber, unsigned int *count,
 						nvmlDevice_t *deviceArray)
 {
-	TR_ENTER(nvmlSystemGetTopologyGpuSet);
+	TR_ENTER(nvmlSystemGetTopologyGpuSet, cpuNumber, count, deviceArray);
 #define REAL_FN REAL(nvmlSystemGetTopologyGpuSet)
 	TOPOLOGY(cpuNumber);
 #undef REAL_FN
@@ -225,7 +225,7 @@ EXPORT nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpuNumber, unsigned
 EXPORT nvmlReturn_t nvmlUnitGetDevices(nvmlUnit_t unit, unsigned int *deviceCount,
 				       nvmlDevice_t *devices)
 {
-	TR_ENTER(nvmlUnitGetDevices);
+	TR_ENTER(nvmlUnitGetDevices, unit, deviceCount, devices);
 	nvmlReturn_t r = REAL(nvmlUnitGetDevices)(unit, deviceCount, devices);
 	if (r == NVML_SUCCESS)
 		*deviceCount = own_devices(devices, *deviceCount);
@@ -243,20 +243,20 @@ static nvmlReturn_t no_excluded(unsigned *count)
 
 EXPORT nvmlReturn_t nvmlGetExcludedDeviceCount(unsigned int *deviceCount)
 {
-	TR_ENTER(nvmlGetExcludedDeviceCount);
+	TR_ENTER(nvmlGetExcludedDeviceCount, deviceCount);
 	return no_excluded(deviceCount);
 }
 
 EXPORT nvmlReturn_t nvmlGetBlacklistDeviceCount(unsigned int *deviceCount)
 {
-	TR_ENTER(nvmlGetBlacklistDeviceCount);
+	TR_ENTER(nvmlGetBlacklistDeviceCount, deviceCount);
 	return no_excluded(deviceCount);
 }
 
 EXPORT nvmlReturn_t nvmlGetExcludedDeviceInfoByIndex(unsigned int index,
 						     nvmlExcludedDeviceInfo_t *info)
 {
-	TR_ENTER(nvmlGetExcludedDeviceInfoByIndex);
+	TR_ENTER(nvmlGetExcludedDeviceInfoByIndex, index, info);
 	(void)index;
 	(void)info;
 	return NVML_ERROR_INVALID_ARGUMENT;
@@ -265,7 +265,7 @@ EXPORT nvmlReturn_t nvmlGetExcludedDeviceInfoByIndex(unsigned int index,
 EXPORT nvmlReturn_t nvmlGetBlacklistDeviceInfoByIndex(unsigned int index,
 						      nvmlExcludedDeviceInfo_t *info)
 {
-	TR_ENTER(nvmlGetBlacklistDeviceInfoByIndex);
+	TR_ENTER(nvmlGetBlacklistDeviceInfoByIndex, index, info);
 	(void)index;
 	(void)info;
 	return NVML_ERROR_INVALID_ARGUMENT;

@@ -25,7 +25,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
 {
 	unsigned long long total, used;
 	int dev;
-	TR_ENTER(nvmlDeviceGetMemoryInfo);
+	TR_ENTER(nvmlDeviceGetMemoryInfo, device, memory);
 	nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
 	if (r == NVML_SUCCESS)
 		r = tr_device_index(device, &dev);
@@ -38,7 +38,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 {
 	unsigned long long total, used;
 	int dev;
-	TR_ENTER(nvmlDeviceGetMemoryInfo_v2);
+	TR_ENTER(nvmlDeviceGetMemoryInfo_v2, device, memory);
 	/* The driver checks the version. One that it knows and we do not would stay unfiltered. */
 	nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
 	if (r == NVML_SUCCESS && memory->version != nvmlMemory_v2)

@@ -211,6 +211,8 @@ static nvmlReturn_t list_v2(enum kind kind, nvmlDevice_t device, unsigned *count
 #define LIST(name, kind, version, type)                                                            \
 	EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned int *infoCount, type *infos)        \
 	{                                                                                          \
+		if (REAL(name) != NULL && tr_inside(__builtin_return_address(0)))                  \
+			return REAL(name)(device, infoCount, infos);                               \
 		if (!tr_slice_open(false))                                                         \
 			return NVML_ERROR_NOT_READY;                                               \
 		return list_##version(kind, device, infoCount, infos);                             \
@@ -230,7 +232,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 							  nvmlProcessDetailList_t *plist)
 {
 	struct entries e = {0};
-	TR_ENTER(nvmlDeviceGetRunningProcessDetailList);
+	TR_ENTER(nvmlDeviceGetRunningProcessDetailList, device, plist);
 	if (plist == NULL)
 		return REAL(nvmlDeviceGetRunningProcessDetailList)(device, NULL);
 	nvmlProcessDetailList_t ask = {.version = plist->version, .mode = plist->mode};

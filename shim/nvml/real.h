@@ -32,11 +32,20 @@ extern struct tr_real tr_real;
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* First line of a hook: the driver has the function and this process has its slice. */
-#define TR_ENTER(name)                                                                             \
+/* Is this return address in the driver's library (or in ours, where the driver's function ended in
+ * a jump)? The driver calls its own public functions through its PLT, where the loader binds them
+ * to ours. Those calls must get what they would without us: nvmlDeviceGetHandleByIndex asks the
+ * driver's nvmlDeviceGetHandleByUUID, which may ask nvmlDeviceGetHandleByIndex. init.c */
+bool tr_inside(const void *return_address);
+
+/* First line of a hook, with its own arguments: the driver has the function, the caller is not the
+ * driver itself, and this process has its slice. */
+#define TR_ENTER(name, ...)                                                                        \
 	do {                                                                                       \
 		if (REAL(name) == NULL)                                                            \
 			return NVML_ERROR_FUNCTION_NOT_FOUND;                                      \
+		if (tr_inside(__builtin_return_address(0)))                                        \
+			return REAL(name)(__VA_ARGS__);                                            \
 		if (!tr_slice_open(false))                                                         \
 			return NVML_ERROR_NOT_READY;                                               \
 	} while (0)

@@ -77,7 +77,7 @@ static nvmlReturn_t give(const void *all, unsigned n, size_t size, unsigned *cou
 	type *all = NULL;                                                                          \
 	unsigned n = 0;                                                                            \
 	struct tr_members *m;                                                                      \
-	TR_ENTER(fn);                                                                              \
+	TR_ENTER(fn, device, count, out);                                                          \
 	if (count == NULL)                                                                         \
 		return NVML_ERROR_INVALID_ARGUMENT;                                                \
 	nvmlReturn_t r = members_of(device, &m);                                                   \
@@ -133,7 +133,7 @@ static nvmlReturn_t driver_pid(nvmlDevice_t device, unsigned *pid)
 EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
 						 nvmlAccountingStats_t *stats)
 {
-	TR_ENTER(nvmlDeviceGetAccountingStats);
+	TR_ENTER(nvmlDeviceGetAccountingStats, device, pid, stats);
 	nvmlReturn_t r = driver_pid(device, &pid);
 	return r == NVML_SUCCESS ? REAL(nvmlDeviceGetAccountingStats)(device, pid, stats) : r;
 }
@@ -141,7 +141,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned i
 EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device,
 						    nvmlAccountingStats_v2_t *stats)
 {
-	TR_ENTER(nvmlDeviceGetAccountingStats_v2);
+	TR_ENTER(nvmlDeviceGetAccountingStats_v2, device, stats);
 	if (stats == NULL)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	unsigned asked = stats->pid;

@@ -101,7 +101,7 @@ static const uintptr_t *our_table(const uintptr_t *table)
 
 EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
-	TR_ENTER(nvmlInternalGetExportTable);
+	TR_ENTER(nvmlInternalGetExportTable, table, id);
 	nvmlReturn_t r = REAL(nvmlInternalGetExportTable)(table, id);
 	if (r != NVML_SUCCESS || memcmp(id, smi_table, sizeof smi_table) != 0)
 		return r;

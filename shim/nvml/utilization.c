@@ -165,7 +165,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device,
 {
 	struct tr_limits_dev d;
 	int dev;
-	TR_ENTER(nvmlDeviceGetUtilizationRates);
+	TR_ENTER(nvmlDeviceGetUtilizationRates, device, utilization);
 	nvmlReturn_t r = REAL(nvmlDeviceGetUtilizationRates)(device, utilization);
 	if (r == NVML_SUCCESS)
 		r = tr_device_index(device, &dev);
@@ -189,7 +189,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 	nvmlProcessUtilizationSample_t *all = NULL;
 	unsigned n = 0;
 	int dev;
-	TR_ENTER(nvmlDeviceGetProcessUtilization);
+	TR_ENTER(nvmlDeviceGetProcessUtilization, device, utilization, processSamplesCount,
+		 lastSeenTimeStamp);
 	nvmlReturn_t r = tr_device_index(device, &dev);
 	if (r != NVML_SUCCESS)
 		return r;
@@ -242,7 +243,7 @@ nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
 				      nvmlProcessesUtilizationInfo_t *procesesUtilInfo)
 {
 	int dev;
-	TR_ENTER(nvmlDeviceGetProcessesUtilizationInfo);
+	TR_ENTER(nvmlDeviceGetProcessesUtilizationInfo, device, procesesUtilInfo);
 	nvmlReturn_t r = tr_device_index(device, &dev);
 	if (r != NVML_SUCCESS)
 		return r;

@@ -2,7 +2,7 @@
 LEDGER_TEST := $(SHIM_OUT)/test/ledger_kill
 $(LEDGER_TEST): shim/test/ledger_kill.c shim/common/ledger.c $(SHIM_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(SHIM_CFLAGS) $< shim/common/ledger.c -o $@
+	$(Q)$(CC) $(SHIM_CFLAGS) $< shim/common/ledger.c -o $@
 
 .PHONY: test-ledger
 test-ledger: $(LEDGER_TEST) ## the ledger under kill -9

@@ -5,7 +5,7 @@ METER_TEST := $(SHIM_OUT)/test/meter_test
 
 $(METER_TEST): $(METER_SRC) $(SHIM_HEADERS) shim/test/meter_world.h
 	@mkdir -p $(@D)
-	$(CC) $(SHIM_CFLAGS) -Ishim/cuda -Ishim/test $(METER_SRC) -lm -o $@
+	$(Q)$(CC) $(SHIM_CFLAGS) -Ishim/cuda -Ishim/test $(METER_SRC) -lm -o $@
 
 .PHONY: test-meter
 test-meter: $(METER_TEST) ## the compute limit in virtual time

@@ -1,5 +1,6 @@
 /* A test double for the driver's NVML: three GPUs of 80 GiB with processes that the test puts
- * there through fake_process. Enough behaviour to see what the filters do with it. */
+ * there through fake_process. Enough behaviour to see what the filters do with it. Like the real
+ * library it calls its own public functions where the loader binds them, which is in ours. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +103,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *n)
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned *n)
 {
-	return nvmlDeviceGetCount_v2(n);
+	nvmlDevice_t d;
+	nvmlReturn_t r = nvmlDeviceGetCount_v2(n);
+	for (unsigned i = 0; r == NVML_SUCCESS && i < GPUS; i++)
+		r = nvmlDeviceGetHandleByIndex_v2(i, &d);
+	return r;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned i, nvmlDevice_t *d)
@@ -121,8 +126,20 @@ static int search(const char *const *names, const char *name)
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *u, nvmlDevice_t *d)
 {
+	unsigned n = 0;
+	char name[96];
 	UP;
-	return u == NULL || d == NULL ? NVML_ERROR_INVALID_ARGUMENT : give(search(uuid, u), d);
+	if (u == NULL || d == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t r = nvmlDeviceGetCount_v2(&n);
+	for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++) {
+		r = nvmlDeviceGetHandleByIndex_v2(i, d);
+		if (r == NVML_SUCCESS)
+			r = nvmlDeviceGetUUID(*d, name, sizeof name);
+		if (r == NVML_SUCCESS && strcasecmp(name, u) == 0)
+			return r;
+	}
+	return r == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : r;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *b, nvmlDevice_t *d)
