@@ -99,7 +99,6 @@ static void gone(struct context *c)
 {
 	if (c == NULL)
 		return;
-	tr_meter_context_gone(c->handle);
 	tr_context_freed(c->handle);
 	uncharge(c->dev, c->units + c->heap);
 	free(c);
@@ -210,8 +209,10 @@ static CUresult after_destroy(CUresult r, struct context *c)
 	return r;
 }
 
+/* Takes the record before the driver destroys the context; the meter lets go of its events. */
 static struct context *forget(CUcontext ctx)
 {
+	tr_meter_context_gone(ctx);
 	tr_lock(&contexts_lock);
 	struct context **at = find(ctx);
 	struct context *c = *at != NULL && !(*at)->primary ? take(at) : NULL;
@@ -300,6 +301,21 @@ CUresult EXPORT cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 	return r;
 }
 
+/* This may be the end of the primary context, which only the driver knows. The meter lets go of its
+ * events; if the context lives on it makes new ones. */
+static void may_end(CUdevice dev)
+{
+	int index = tr_limits() == NULL ? -1 : tr_device_index(dev);
+	if (index < 0)
+		return;
+	tr_lock(&contexts_lock);
+	struct context *c = *find_primary(index);
+	CUcontext handle = c == NULL ? NULL : c->handle;
+	tr_unlock(&contexts_lock);
+	if (handle != NULL)
+		tr_meter_context_gone(handle);
+}
+
 static CUresult ended(CUresult r, CUdevice dev)
 {
 	if (r == CUDA_SUCCESS && tr_limits() != NULL)
@@ -309,21 +325,25 @@ static CUresult ended(CUresult r, CUdevice dev)
 
 CUresult EXPORT cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
+	may_end(dev);
 	return ended(REAL(cuDevicePrimaryCtxRelease_v2)(dev), dev);
 }
 
 CUresult EXPORT cuDevicePrimaryCtxRelease(CUdevice dev)
 {
+	may_end(dev);
 	return ended(REAL(cuDevicePrimaryCtxRelease)(dev), dev);
 }
 
 CUresult EXPORT cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
+	may_end(dev);
 	return ended(REAL(cuDevicePrimaryCtxReset_v2)(dev), dev);
 }
 
 CUresult EXPORT cuDevicePrimaryCtxReset(CUdevice dev)
 {
+	may_end(dev);
 	return ended(REAL(cuDevicePrimaryCtxReset)(dev), dev);
 }
 
