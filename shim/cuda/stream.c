@@ -2,6 +2,7 @@
  * the open batch ends there, so that its time ends when its work does. */
 #include "compat.h"
 #include "meter.h"
+#include "pool.h"
 #include "real.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -16,14 +17,17 @@
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-/* A good moment to notice a limit set or lifted while the program runs, too. */
+/* A good moment to notice a limit set or lifted while the program runs, and memory that pools have
+ * returned, too. */
 #define DEFINE_WAIT(name, PARAMS, ARGS)                                                            \
 	CUresult EXPORT name PARAMS                                                                \
 	{                                                                                          \
 		tr_meter_rearm();                                                                  \
 		if (tr_meter_on())                                                                 \
 			tr_meter_pause();                                                          \
-		return REAL(name) ARGS;                                                            \
+		CUresult r = REAL(name) ARGS;                                                      \
+		tr_pools_after_sync();                                                             \
+		return r;                                                                          \
 	}
 DEFINE_WAIT(cuStreamSynchronize, (CUstream hStream), (hStream))
 DEFINE_WAIT(cuStreamSynchronize_ptsz, (CUstream hStream), (hStream))
