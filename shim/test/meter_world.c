@@ -5,6 +5,7 @@
 #include <string.h>
 #include "graphmem.h"
 #include "meter.h"
+#include "pool.h"
 #include "slice.h"
 
 /* Each world forgets the one before as a forked child does, without giving anything back. */
@@ -34,6 +35,11 @@ static uint64_t seed;
 #define NEVER (INT64_MAX / 4)
 
 /* --- what the meter takes from the rest of the library ---------------------------------------- */
+
+/* No pools in this world. */
+void tr_pools_after_sync(void)
+{
+}
 
 const struct tr_limits *tr_limits(void)
 {
