@@ -198,3 +198,14 @@ func results(out string) string {
 	}
 	return fmt.Sprintf("%s, %s", cuda, nvml)
 }
+
+// Two copies of our library in one process, over two copies of the driver, share the slice's limit.
+func TestNamespacesCountTogether(t *testing.T) {
+	probe := fixture.Compile(t, "test/loader/testdata/probe.c", "-ldl")
+	env, gpu := fixture.NewSim(t, 256<<20)
+	s := fixture.NewSlice(t, fixture.Build("lib"), driverDir(t, "sim"), gpu)
+	const outOfMemory = "2"
+	want(t, run(t, s, env, probe, "open=libcuda.so.1,n", "context", "alloc=150",
+		"mopen=libcuda.so.1", "context", "alloc=150", "alloc=100", "alloc=10"),
+		"context 0", "alloc 150 0", "context 0", "alloc 150 "+outOfMemory, "alloc 100 0", "alloc 10 "+outOfMemory)
+}
