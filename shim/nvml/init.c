@@ -23,7 +23,7 @@ static bool in(const struct range *r, uintptr_t p)
 bool tr_inside(const void *return_address)
 {
 	uintptr_t p = (uintptr_t)return_address;
-	return p == 0;
+	return in(&driver_range, p) || in(&own_range, p);
 }
 
 /* Notes the object if it is one of the two, by a function that is in it. */
