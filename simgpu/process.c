@@ -16,6 +16,7 @@
 
 static pthread_mutex_t claim_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int my_slot = -1;
+static uint32_t holds[SIM_MAX_OBJECTS]; /* uses of other processes' objects here */
 static int hold_fd = -1; /* the description whose read locks hold other processes' objects */
 
 /* --- /proc ------------------------------------------------------------------------------------ */
@@ -166,6 +167,7 @@ static void forked(void)
 	/* The descriptors stay: a living fork keeps its parent's memory. */
 	my_slot = -1;
 	hold_fd = -1;
+	memset(holds, 0, sizeof holds);
 	pthread_mutex_init(&claim_mutex, NULL);
 }
 
@@ -355,7 +357,8 @@ bool sim_object_hold(int k, uint64_t serial)
 	if (hold_fd < 0)
 		hold_fd = open_again(O_RDONLY);
 	bool ok = hold_fd >= 0 && o->used && (!serial || o->serial == serial) &&
-		  lock_byte(hold_fd, SIM_LOCK_OBJECT + k, F_RDLCK);
+		  (holds[k] || lock_byte(hold_fd, SIM_LOCK_OBJECT + k, F_RDLCK));
+	holds[k] += ok;
 	sim_unlock();
 	return ok;
 }
@@ -364,8 +367,9 @@ void sim_object_unhold(int k)
 {
 	struct sim_object *o = &sim_shared->object[k];
 	sim_lock();
-	lock_byte(hold_fd, SIM_LOCK_OBJECT + k, F_UNLCK);
-	if (o->used && o->orphan && !byte_locked(SIM_LOCK_OBJECT + k)) {
+	if (--holds[k] == 0)
+		lock_byte(hold_fd, SIM_LOCK_OBJECT + k, F_UNLCK);
+	if (!holds[k] && o->used && o->orphan && !byte_locked(SIM_LOCK_OBJECT + k)) {
 		o->used = 0;
 		sim_shared->gpu[o->gpu].orphans -= o->size;
 		sim_shared->gpu[o->gpu].used -= o->size;

@@ -215,8 +215,7 @@ bool sim_object_drop(int k);
  * that such a descriptor names (-1: none). */
 int sim_object_export(int k);
 int sim_object_of_fd(int fd);
-/* An importer holds / lets go; the caller counts its own uses and calls these for the first and last.
- * Hold fails if the object is gone or, serial not 0, another one. */
+/* An importer holds / lets go, as often as it likes. Hold fails if the object is gone or, serial not 0, another one. */
 bool sim_object_hold(int k, uint64_t serial);
 void sim_object_unhold(int k);
 /* The object's bytes as a descriptor of this process, -1 if their source is gone. An importer that
