@@ -41,11 +41,11 @@ $(SIM_OBJ)/%.o: $(SIM_OBJ)/%.c
 
 $(SIM_OUT)/libcuda.so.1: $(SIM_CUDA_O) $(SIM_OBJ)/stubs.o $(SIM_OBJ)/procaddress.o simgpu/cuda.map | $(SIM_OUT)
 	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
-		-Wl,-z,relro,-z,now -o $@ $(filter %.o,$^) $(SIM_LIBS)
+		-Wl,-Bsymbolic,-z,relro,-z,now -o $@ $(filter %.o,$^) $(SIM_LIBS)
 
 $(SIM_OUT)/libcuda-null.so.1: $(SIM_OBJ)/null.o $(SIM_OBJ)/nullstubs.o $(SIM_OBJ)/procfind.o $(SIM_OBJ)/procaddress.o simgpu/cuda.map | $(SIM_OUT)
 	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
-		-Wl,-z,relro,-z,now -o $@ $(filter %.o,$^)
+		-Wl,-Bsymbolic,-z,relro,-z,now -o $@ $(filter %.o,$^)
 
 $(SIM_OUT)/simctl: $(SIM_OBJ)/simctl.o $(SIM_STATE_O) | $(SIM_OUT)
 	$(CC) $(SIM_EXTRA) -o $@ $^ $(SIM_LIBS)

@@ -233,3 +233,13 @@ func TestExports(t *testing.T) {
 		}
 	}
 }
+
+// The simulated driver binds its own functions to itself, as the real one does (DT_SYMBOLIC): else
+// what it calls, and what its cuGetProcAddress answers, would be ours when we stand in front.
+func TestSimulatedDriverIsSymbolic(t *testing.T) {
+	for _, file := range []string{"sim/libcuda.so.1", "sim/libcuda-null.so.1"} {
+		if v, err := open(t, fixture.Need(t, fixture.Build(file))).DynValue(elf.DT_SYMBOLIC); err != nil || len(v) != 1 {
+			t.Errorf("%s is not linked with -Bsymbolic (%v)", file, err)
+		}
+	}
+}
