@@ -16,4 +16,4 @@ $(SIM_TIME_TEST)/engine: simgpu/test/time_engine.c simgpu/engine.c simgpu/queue.
 # Against libcuda.so.1, on a machine of its own. Reads the truth from the state file.
 $(SIM_TIME_TEST)/driver: simgpu/test/time_driver.c simgpu/test/time_graph.c simgpu/test/time_capture.c $(SIM_STATE_O) $(SIM_OUT)/libcuda.so.1 simgpu/test/time_test.h | $(SIM_TIME_TEST)
 	$(CC) $(CFLAGS_COMMON) -Isimgpu -include simgpu/compat.h -o $@ $(filter %.c %.o,$^) \
-		$(SIM_OUT)/libcuda.so.1 -Wl,-rpath,$(abspath $(SIM_OUT)) -ldl -lm
+		$(SIM_OUT)/libcuda.so.1 -Wl,-rpath,'$$ORIGIN/../../sim' -ldl -lm
