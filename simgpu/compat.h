@@ -7,9 +7,12 @@
 #define _GNU_SOURCE
 #endif
 #include <features.h>
-#if defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__) &&                 \
-	!defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifdef __aarch64__ /* began with glibc 2.17 */
+#define SIM_OLD(fn, version) __asm__(".symver " #fn "," #fn "@GLIBC_2.17")
+#else
 #define SIM_OLD(fn, version) __asm__(".symver " #fn "," #fn "@" version)
+#endif
 SIM_OLD(pthread_mutexattr_setrobust, "GLIBC_2.12");
 SIM_OLD(pthread_mutexattr_setpshared, "GLIBC_2.2.5");
 SIM_OLD(pthread_mutexattr_init, "GLIBC_2.2.5");
@@ -37,9 +40,13 @@ SIM_OLD(memcpy, "GLIBC_2.14");
 #undef SIM_OLD
 #endif
 /* Functions that older systems have under other names only. */
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#ifndef MAP_32BIT /* x86-64 only: elsewhere nothing asks for addresses below 4 GiB */
+#define MAP_32BIT 0
+#endif
 static inline int sim_fstat(int fd, struct stat *st)
 {
 	return (int)syscall(SYS_fstat, fd, st);

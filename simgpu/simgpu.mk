@@ -47,5 +47,9 @@ $(SIM_OUT)/libcuda-null.so.1: $(SIM_OBJ)/null.o $(SIM_OBJ)/nullstubs.o $(SIM_OBJ
 	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
 		-Wl,-Bsymbolic,-z,relro,-z,now -o $@ $(filter %.o,$^)
 
-$(SIM_OUT)/simctl: $(SIM_OBJ)/simctl.o $(SIM_STATE_O) | $(SIM_OUT)
-	$(CC) $(SIM_EXTRA) -o $@ $^ $(SIM_LIBS)
+# A program for old systems brings its own _start (gpuload/start.c says why).
+ifeq ($(shell $(CC) -dumpmachine | cut -d- -f1)$(SIM_EXTRA),x86_64)
+SIM_START := $(BUILD)/obj/gpuload/start.o -nostartfiles -no-pie -Wl,--defsym,__dso_handle=0
+endif
+$(SIM_OUT)/simctl: $(SIM_OBJ)/simctl.o $(SIM_STATE_O) $(filter $(BUILD)/%.o,$(SIM_START)) | $(SIM_OUT)
+	$(CC) $(SIM_EXTRA) -o $@ $(SIM_OBJ)/simctl.o $(SIM_STATE_O) $(SIM_START) $(SIM_LIBS) -lc
