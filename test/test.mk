@@ -10,8 +10,8 @@ ARM64_CC := aarch64-linux-gnu-gcc
 C_SUITES := $(filter-out test-c test-go test-san test-arm64,$(sort $(shell \
 	sed -n 's/^\(test-[a-z0-9-]*\):.*/\1/p' $(filter-out test/%,$(MAKEFILE_LIST)) \
 		$(wildcard shim/*.mk shim/*/*.mk shim/*/*/*.mk simgpu/*/*.mk gpuload/*.mk))))
-# Those that have sanitizer builds: the libraries'.
-SAN_SUITES := $(filter test-ledger test-meter test-shim%,$(C_SUITES))
+# Those that have sanitizer builds: the libraries'. nvidia-smi is no program of ours to instrument.
+SAN_SUITES := $(filter-out test-shimnvml-smi,$(filter test-ledger test-meter test-shim%,$(C_SUITES)))
 
 .PHONY: setup setup-e2e nvidia test test-c e2e test-san debian11 arm64 test-arm64
 setup: ## install what building, testing and the demo need (root), or say what
