@@ -39,7 +39,7 @@ static bool try_charge(int dev, uint32_t units)
 	return ok;
 }
 
-static void reclaim(void)
+void tr_reclaim(void)
 {
 	tr_lock(&reclaim_lock);
 	int freed = tr_ledger_reclaim(tr_ledger(), tr_ledger_fd(), tr_slot_index());
@@ -73,7 +73,7 @@ bool tr_charge(int dev, uint32_t units)
 	tr_graphmem_trim(dev);
 	if (try_charge(dev, units))
 		return true;
-	reclaim();
+	tr_reclaim();
 	if (try_charge(dev, units))
 		return true;
 	refuse(dev, units);

@@ -41,6 +41,9 @@ void tr_uncharge(int dev, uint32_t units);
 /* Charges past the limit if need be: the driver has already taken it. */
 void tr_charge_taken(int dev, uint32_t units);
 
+/* Gives back what dead processes of the tenant left. */
+void tr_reclaim(void);
+
 /* Remembers an allocation. False (and nothing kept) when the table cannot grow. Takes the lock. */
 bool tr_remember(const struct tr_entry *e);
 /* Forgets it, before the driver call that frees it; tr_remember puts it back if that fails. */

@@ -160,6 +160,7 @@ static void show_slice(uint64_t *free_bytes, uint64_t *total, int dev)
 	if (limit == UINT64_MAX)
 		return;
 	tr_pools_settle(dev);
+	tr_reclaim();
 	uint64_t used = tr_account_bytes(tr_ledger(), dev);
 	uint64_t left = used < limit ? limit - used : 0;
 	if (left < *free_bytes)
