@@ -54,8 +54,13 @@ func CreateLimits(dir, name string, devices []Device) (*Limits, error) {
 }
 
 // OpenLimits maps an existing limits file for reading.
-func OpenLimits(dir string) (*Limits, error) {
-	mem, f, err := openMapped(filepath.Join(dir, FileLimits), limitsFileSize, false)
+func OpenLimits(dir string) (*Limits, error) { return openLimits(dir, false) }
+
+// OpenLimitsWriter maps an existing limits file for its writer, the supervisor.
+func OpenLimitsWriter(dir string) (*Limits, error) { return openLimits(dir, true) }
+
+func openLimits(dir string, write bool) (*Limits, error) {
+	mem, f, err := openMapped(filepath.Join(dir, FileLimits), limitsFileSize, write)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,40 @@
+// The tranche command: slices of a GPU. One file per subcommand; they turn flags into a Config and
+// call internal packages.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"tranche.dev/tranche/internal/run"
+	"tranche.dev/tranche/internal/sandbox"
+)
+
+// version is set by the build.
+var version = "unknown"
+
+func main() {
+	// The second stage of `tranche run --strict` becomes the user's command: nothing else first.
+	if len(os.Args) == 2 && os.Args[1] == sandbox.EnterCommand {
+		if err := sandbox.Enter(); err != nil {
+			fmt.Fprintln(os.Stderr, "tranche:", err)
+			os.Exit(run.Failed)
+		}
+		return
+	}
+	root := &cobra.Command{Use: "tranche", Short: "Slices of a GPU", SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true}}
+	root.AddCommand(runCommand(), psCommand(), versionCommand())
+	if err := root.Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "tranche:", err)
+		code := 1
+		var status *run.Status
+		if errors.As(err, &status) {
+			code = status.Code
+		}
+		os.Exit(code)
+	}
+}

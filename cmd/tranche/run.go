@@ -1,0 +1,97 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"tranche.dev/tranche/internal/quantity"
+	"tranche.dev/tranche/internal/run"
+	"tranche.dev/tranche/internal/supervise"
+)
+
+const runLong = `Run gives a command a slice of a GPU that it cannot exceed: a share of the compute and an amount of
+memory. It ends as the command ends. No daemon and no root are needed, and with --sim no GPU.`
+
+const runExample = `  tranche run --cores 30 --memory 8Gi -- python train.py
+  tranche run --cores 200 -- torchrun train.py           two whole GPUs
+  tranche run --sim a100-80g:2 --memory 4Gi -- ./program  on simulated GPUs`
+
+func runCommand() *cobra.Command {
+	var c run.Config
+	var cores, memory, burst, strict string
+	cmd := &cobra.Command{Use: "run [flags] -- COMMAND [ARG...]", Short: "run a command in a slice of a GPU", Long: runLong, Example: runExample,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := fillRun(&c, cores, memory, burst, strict)
+			if len(args) == 0 {
+				err = errors.New("run: no command given; tranche run [flags] -- COMMAND [ARG...]")
+			}
+			for _, flag := range []string{"cores", "memory", "burst", "sim"} {
+				if f := cmd.Flags().Lookup(flag); err == nil && f.Changed && f.Value.String() == "" {
+					err = fmt.Errorf("--%s: no value given", flag)
+				}
+			}
+			if err != nil {
+				return &run.Status{Code: run.Failed, Err: err}
+			}
+			c.Command, c.Stderr = args, os.Stderr
+			state, err := run.Run(c)
+			if err != nil {
+				var status *run.Status
+				if !errors.As(err, &status) {
+					err = &run.Status{Code: run.Failed, Err: err}
+				}
+				return err
+			}
+			supervise.Exit(state)
+			return nil
+		}}
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	f.StringVar(&cores, "cores", "", "compute in hundredths of a GPU: 1 to 100, or n*100 for n whole GPUs (default: not limited)")
+	f.StringVar(&memory, "memory", "", "memory of each GPU: 8Gi, 512Mi, 8GB, bytes (default: what is not reserved by others)")
+	f.StringSliceVar(&c.Asked.GPUs, "gpu", nil, "GPUs to use, by index or UUID or the beginning of one (default: best fit)")
+	f.StringVar(&burst, "burst", "", "soft limit: cores that may be used while the GPU is otherwise idle")
+	f.StringVar(&c.Sim, "sim", "", "run on simulated GPUs: MODEL[:COUNT],... or a spec file")
+	f.StringVar(&c.Name, "name", "", "name of the slice in `tranche ps` (default: the command)")
+	f.StringVar(&c.Trace, "trace", "", "show each decision of the libraries on standard error, or append it to a file")
+	f.Lookup("trace").NoOptDefVal = "1"
+	f.StringVar(&strict, "strict", "auto", "cover the system's own driver files with the slice's: auto, on or off")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &run.Status{Code: run.Failed, Err: err} })
+	return cmd
+}
+
+// fillRun parses the values that are more than text.
+func fillRun(c *run.Config, cores, memory, burst, strict string) (err error) {
+	if cores != "" {
+		if c.Asked.Cores, err = strconv.Atoi(cores); err != nil || c.Asked.Cores < 1 {
+			return fmt.Errorf("--cores %s: 1 to 100 of one GPU, or a multiple of 100 for whole GPUs", cores)
+		}
+	}
+	if burst != "" {
+		if c.Asked.Burst, err = strconv.Atoi(burst); err != nil || c.Asked.Burst < 1 {
+			return fmt.Errorf("--burst %s: from --cores to 100", burst)
+		}
+	}
+	if memory != "" {
+		if c.Asked.Memory, err = quantity.Parse(memory); err != nil {
+			return fmt.Errorf("--memory: %w", err)
+		}
+	}
+	switch c.Strict = run.Strictness(strict); c.Strict {
+	case run.Auto, run.On, run.Off:
+	default:
+		return fmt.Errorf("--strict %s: auto, on or off", strict)
+	}
+	if len(c.Name) > 63 {
+		return fmt.Errorf("--name %s: longer than 63 bytes", c.Name)
+	}
+	if c.Trace != "" && c.Trace != "1" {
+		c.Trace, err = filepath.Abs(c.Trace)
+	}
+	return err
+}

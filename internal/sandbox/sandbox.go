@@ -1,0 +1,231 @@
+// Package sandbox starts a command in a private mount namespace in which every path of the system's
+// driver libraries shows a slice's. Root needs only the namespace; others get a user namespace that
+// maps their own user and group and no more.
+//
+// The mounts are made by a second stage of this program (Enter), which then becomes the command:
+// process number, signals and exit status are the command's.
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"tranche.dev/tranche/internal/assets"
+	"tranche.dev/tranche/internal/driverfind"
+	"tranche.dev/tranche/internal/slice"
+)
+
+// EnterCommand is the hidden subcommand of the second stage.
+const EnterCommand = "__enter"
+
+const planFD = 3
+
+// plan is what the second stage does: mounts in order, then exec.
+type plan struct {
+	Binds []slice.Bind
+	Path  string
+	Argv  []string
+	// DropCaps is set in a user namespace.
+	DropCaps bool
+}
+
+// Probe tells whether this user may make the namespaces and mounts, by doing it. The error says why
+// not.
+func Probe() error {
+	_, err := works()
+	return err
+}
+
+// works finds the kind of namespaces that can be had: with or without one for users.
+func works() (userNS bool, err error) {
+	kinds := []bool{true}
+	if os.Getuid() == 0 {
+		kinds = []bool{false, true}
+	}
+	for _, userNS = range kinds {
+		if err = try(userNS); err == nil {
+			return userNS, nil
+		}
+	}
+	return userNS, err
+}
+
+func try(userNS bool) error {
+	f, err := os.CreateTemp("", "tranche-probe-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	self, err := filepath.EvalSymlinks("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self, EnterCommand)
+	var said strings.Builder
+	cmd.Stderr = &said
+	p := plan{Binds: []slice.Bind{{From: f.Name(), To: f.Name()}}, DropCaps: userNS}
+	if err := start(cmd, p, userNS); err != nil {
+		return fmt.Errorf("namespaces are not permitted: %w", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("mounts are not permitted: %s", strings.TrimPrefix(strings.TrimSpace(said.String()), "tranche: "))
+	}
+	return nil
+}
+
+// Start starts cmd, whose Path and Args are the command's own, under the binds.
+func Start(cmd *exec.Cmd, binds []slice.Bind) error {
+	userNS, err := works()
+	if err != nil {
+		return err
+	}
+	p := plan{Binds: binds, Path: cmd.Path, Argv: cmd.Args, DropCaps: userNS}
+	self, err := filepath.EvalSymlinks("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	cmd.Path, cmd.Args = self, []string{"tranche", EnterCommand}
+	return start(cmd, p, userNS)
+}
+
+func start(cmd *exec.Cmd, p plan, userNS bool) error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	cmd.ExtraFiles = []*os.File{r} // planFD
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	attr := cmd.SysProcAttr
+	attr.Cloneflags |= unix.CLONE_NEWNS
+	if userNS {
+		attr.Cloneflags |= unix.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
+		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
+	}
+	if err := cmd.Start(); err != nil {
+		_ = w.Close()
+		return err
+	}
+	_, err = w.Write(data)
+	if e := w.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// Enter is the second stage. It returns only on failure, or for a plan without a command.
+func Enter() error {
+	runtime.LockOSThread()
+	f := os.NewFile(planFD, "plan")
+	if f == nil {
+		return errors.New("internal command")
+	}
+	data, err := io.ReadAll(io.LimitReader(f, 16<<20))
+	_ = f.Close()
+	if err != nil {
+		return errors.New("internal command")
+	}
+	var p plan
+	if err := json.Unmarshal(data, &p); err != nil {
+		return fmt.Errorf("internal command: %w", err)
+	}
+	// What is mounted here stays here; what the system mounts later is still seen.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("mount propagation: %w", err)
+	}
+	for _, b := range p.Binds {
+		if err := unix.Mount(b.From, b.To, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind %s over %s: %w", b.From, b.To, err)
+		}
+	}
+	if p.DropCaps {
+		_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	}
+	if p.Path == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", p.Path, syscall.Exec(p.Path, p.Argv, os.Environ()))
+}
+
+// Cover lists the binds that show the slice's libraries wherever the system has the driver's: in the
+// directories of the library path, of the loader's cache, the defaults, and CUDA's compatibility
+// directories; links lead to the real files, versioned ones included. The toolkit's stubs stay: they
+// reach no GPU. The loader's cache is covered by one that leads to the slice's, for systems that have
+// no driver in place.
+func Cover(l slice.Layout, libraryPath string) []slice.Bind {
+	binds := append([]slice.Bind{}, l.Aside...)
+	cache, _ := os.ReadFile(driverfind.CachePath)
+	for _, file := range systemFiles(cache, libraryPath) {
+		if !strings.HasPrefix(file.To, l.Dir+"/") {
+			binds = append(binds, slice.Bind{From: filepath.Join(l.Lib, file.From), To: file.To})
+		}
+	}
+	if len(cache) == 0 {
+		return binds
+	}
+	paths := map[string]string{}
+	for _, name := range driverfind.Names {
+		paths[name] = filepath.Join(l.Lib, name)
+	}
+	file := filepath.Join(l.Dir, "ld.so.cache")
+	if changed := driverfind.ReplaceInCache(cache, paths); changed != nil && assets.WriteFile(file, changed, 0o644) == nil {
+		binds = append(binds, slice.Bind{From: file, To: driverfind.CachePath})
+	}
+	return binds
+}
+
+// systemFiles lists the real files behind the driver's names, each once (To), with the library that
+// each is (From).
+func systemFiles(cache []byte, libraryPath string) []slice.Bind {
+	dirs := append(filepath.SplitList(libraryPath), driverfind.DefaultDirs()...)
+	for _, e := range driverfind.ParseCache(cache) {
+		if driverfind.IsDriverName(e.Name) {
+			dirs = append(dirs, filepath.Dir(e.Path))
+		}
+	}
+	compat, _ := filepath.Glob("/usr/local/cuda*/compat")
+	dirs = append(dirs, compat...)
+	seen := map[string]bool{}
+	var out []slice.Bind
+	for _, dir := range dirs {
+		if dir == "" || strings.HasSuffix(filepath.Clean(dir), "/stubs") {
+			continue
+		}
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if !driverfind.IsDriverName(e.Name()) {
+				continue
+			}
+			real, err := filepath.EvalSymlinks(filepath.Join(dir, e.Name()))
+			if err != nil || seen[real] {
+				continue
+			}
+			if info, err := os.Stat(real); err != nil || !info.Mode().IsRegular() {
+				continue
+			}
+			seen[real] = true
+			stem, _, _ := strings.Cut(e.Name(), ".so")
+			out = append(out, slice.Bind{From: stem + ".so.1", To: real})
+		}
+	}
+	return out
+}
