@@ -251,11 +251,10 @@ bool sim_mem_charge(int g, uint64_t bytes)
 	struct sim_gpu *gpu = &sim_shared->gpu[g];
 	struct sim_proc_gpu *mine = &sim_shared->proc[my_slot].gpu[g];
 	sim_lock();
-	bool fits = bytes <= gpu->capacity - gpu->used;
-	if (!fits) {
+	/* The dead are looked for when they would matter: to the capacity, or to the peak. */
+	if (bytes > gpu->capacity - gpu->used || gpu->used + bytes > gpu->peak)
 		reap_locked();
-		fits = bytes <= gpu->capacity - gpu->used;
-	}
+	bool fits = bytes <= gpu->capacity - gpu->used;
 	if (fits) {
 		gpu->used += bytes;
 		mine->memory += bytes;
