@@ -8,7 +8,6 @@ package driverfind
 import (
 	"bytes"
 	"debug/elf"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -124,24 +123,24 @@ func machine() elf.Machine {
 	return elf.EM_X86_64
 }
 
-// sliceOf looks for our mark in the read-only data and reads the directory behind it.
+// sliceOf looks for our mark in the initialised data and reads the directory behind it.
 func sliceOf(obj *elf.File) (string, bool) {
-	section := obj.Section(".rodata")
-	if section == nil || section.Size > 64<<20 {
-		return "", false
+	for _, name := range []string{".data", ".rodata"} {
+		section := obj.Section(name)
+		if section == nil || section.Type == elf.SHT_NOBITS || section.Size > 64<<20 {
+			continue
+		}
+		data, err := section.Data()
+		i := bytes.Index(data, []byte(tenant.SliceMark))
+		if err != nil || i < 0 {
+			continue
+		}
+		field := data[i+len(tenant.SliceMark) : min(i+tenant.SliceField, len(data))]
+		dir, _, _ := bytes.Cut(field, []byte{0})
+		if len(dir) == 0 {
+			return tenant.DirDefault, true
+		}
+		return string(dir), true
 	}
-	data, err := section.Data()
-	if err != nil && err != io.EOF {
-		return "", false
-	}
-	i := bytes.Index(data, []byte(tenant.SliceMark))
-	if i < 0 {
-		return "", false
-	}
-	field := data[i+len(tenant.SliceMark) : min(i+tenant.SliceField, len(data))]
-	dir, _, _ := bytes.Cut(field, []byte{0})
-	if len(dir) == 0 {
-		return tenant.DirDefault, true
-	}
-	return string(dir), true
+	return "", false
 }
