@@ -9,7 +9,7 @@
 #include "mem.h"
 
 #define GRANULES (MEM_BLOCK / MEM_GRANULE)
-#define LOW_WINDOW (1ull << 30)
+#define LOW_WINDOW (512ull << 20) /* MAP_32BIT has one GiB in all */
 
 /* A window: blocks are found by a bit map, one bit for 2 MiB. */
 struct window {

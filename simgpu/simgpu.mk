@@ -12,9 +12,9 @@ SIM_CUDA_O := $(patsubst simgpu/%.c,$(SIM_OBJ)/%.o,\
 	$(filter-out simgpu/simctl.c simgpu/null.c,$(wildcard simgpu/*.c)))
 
 -include $(wildcard simgpu/nvml/*.mk)
--include simgpu/time.mk
+-include simgpu/time.mk simgpu/mem.mk
 
-.PHONY: sim test-sim
+.PHONY: sim
 sim: $(SIM_OUT)/libcuda.so.1 $(SIM_OUT)/libcuda-null.so.1 $(SIM_OUT)/simctl ## build the simulated driver
 
 $(SIM_OBJ)/%.o: simgpu/%.c $(SIM_HDR) | $(SIM_OBJ)
