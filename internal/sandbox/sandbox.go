@@ -153,17 +153,32 @@ func Enter() error {
 		return fmt.Errorf("mount propagation: %w", err)
 	}
 	for _, b := range p.Binds {
-		if err := unix.Mount(b.From, b.To, "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(b.From, b.To, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 			return fmt.Errorf("bind %s over %s: %w", b.From, b.To, err)
 		}
 	}
 	if p.DropCaps {
-		_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+		if err := dropCaps(); err != nil {
+			return err
+		}
 	}
 	if p.Path == "" {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", p.Path, syscall.Exec(p.Path, p.Argv, os.Environ()))
+}
+
+// dropCaps gives up what the user namespace gave; for uid 0 exec would give it all back.
+func dropCaps() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("ambient capabilities: %w", err)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	return nil
 }
 
 // Cover lists the binds that show the slice's libraries wherever the system has the driver's: in the

@@ -57,7 +57,10 @@ func FindBeneath(f driverfind.Finder) (Beneath, error) {
 	if b.Depth = DepthOf(data) + 1; b.Depth < 1 || b.Depth > MaxDepth {
 		return b, fmt.Errorf("%s: slices within slices, deeper than %d", b.CUDA, MaxDepth)
 	}
-	b.BaseNVML, err = follow(b.NVML, b.Depth)
+	links, err := chain(b.NVML, "libnvidia-ml", b.Depth)
+	if err == nil {
+		b.BaseNVML = links[len(links)-1].Target
+	}
 	return b, err
 }
 
@@ -79,24 +82,29 @@ func first(f driverfind.Finder, name string) (driverfind.Library, error) {
 	return driverfind.Library{}, &ErrNoDriver{Name: name}
 }
 
-// follow goes from our NVML library down to the vendor's.
-func follow(path string, depth int) (string, error) {
+// link is where a library of ours finds what is beneath it.
+type link struct{ Dir, Name, Target string }
+
+// chain follows one of our libraries down to the vendor's: a link for each slice, outermost last.
+func chain(path, stem string, depth int) ([]link, error) {
+	var links []link
 	for d := depth - 1; d >= 0; d-- {
 		obj, err := elf.Open(path)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
 		rpath, err := obj.DynString(elf.DT_RPATH)
 		_ = obj.Close()
 		if err != nil || len(rpath) != 1 {
-			return "", fmt.Errorf("%s: no driver directory in it", path)
+			return nil, fmt.Errorf("%s: no driver directory in it", path)
 		}
-		next := filepath.Join(strings.TrimRight(rpath[0], "/"), driverName("libnvidia-ml", d))
-		if path, err = filepath.EvalSymlinks(next); err != nil {
-			return "", err
+		l := link{Dir: strings.TrimRight(rpath[0], "/"), Name: driverName(stem, d)}
+		if l.Target, err = filepath.EvalSymlinks(filepath.Join(l.Dir, l.Name)); err != nil {
+			return nil, err
 		}
+		links, path = append(links, l), l.Target
 	}
-	return path, nil
+	return links, nil
 }
 
 // Layout is where a slice's libraries lie.
@@ -105,11 +113,11 @@ type Layout struct {
 	// BaseNVML is the file that the supervisor asks.
 	BaseNVML string
 	// Aside pairs the driver's files with the empty files in Driver that they are to be bound onto,
-	// in a private mount namespace; empty when links do.
+	// in order, in a private mount namespace; empty when links do.
 	Aside []Bind
 }
 
-// Bind is one bind mount of a file.
+// Bind is one bind mount of a file, or of a directory with what is mounted below it.
 type Bind struct{ From, To string }
 
 // At gives the paths of the layout at dir without making anything.
@@ -141,11 +149,44 @@ func Make(dir, sliceDir string, b Beneath, aside bool) (Layout, error) {
 			return l, err
 		}
 	}
+	if aside {
+		if err := l.putOuter(b); err != nil {
+			return l, err
+		}
+	}
 	l.BaseNVML = b.BaseNVML
 	if b.Sim != "" {
 		l.BaseNVML = filepath.Join(l.Driver, driverName("libnvidia-ml", b.Depth))
 	}
 	return l, nil
+}
+
+// putOuter keeps the slices around this one working: their links lead to files that are going to be
+// covered. A directory with those files, bound aside, takes the place of each one's driver directory.
+func (l *Layout) putOuter(b Beneath) error {
+	var files, dirs []Bind
+	for _, part := range []struct{ stem, file string }{{"libcuda", b.CUDA}, {"libnvidia-ml", b.NVML}} {
+		links, err := chain(part.file, part.stem, b.Depth)
+		if err != nil {
+			return err
+		}
+		for k, at := range links {
+			dir := filepath.Join(l.Dir, fmt.Sprintf("outer-%d", k))
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			file := filepath.Join(dir, at.Name)
+			if err := assets.WriteFile(file, nil, 0o755); err != nil {
+				return err
+			}
+			files = append(files, Bind{From: at.Target, To: file})
+			if part.stem == "libcuda" {
+				dirs = append(dirs, Bind{From: dir, To: at.Dir})
+			}
+		}
+	}
+	l.Aside = append(append(l.Aside, files...), dirs...)
+	return nil
 }
 
 func (l Layout) putOurs(stem, asset, sliceDir string, depth int) error {
