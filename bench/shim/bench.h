@@ -41,7 +41,7 @@ struct pair {
 	struct api direct, ours;
 	CUfunction kernel;
 	CUcontext context;
-	const volatile unsigned long long *calls; /* the null driver's count of calls */
+	const volatile unsigned long *calls; /* the null driver's count of this thread's calls */
 	char dir[64];				  /* the slice */
 };
 /* Lays out a slice with this compute limit (0: none) and opens both ways. */

@@ -41,9 +41,9 @@ static void row(const char *name, const char *metric, const char *unit, double v
 {
 	if (!json)
 		return;
-	fprintf(json, "%s\n {\"case\":\"%s\",\"metric\":\"%s\",\"unit\":\"%s\",\"value\":%.2f,",
+	fprintf(json, "%s\n {\"case\":\"%s\",\"metric\":\"%s\",\"unit\":\"%s\",\"value\":%.4f,",
 		count->rows++ ? "," : "", name, metric, unit, value);
-	fprintf(json, "\"spread\":[%.2f,%.2f],\"target\":", lo, hi);
+	fprintf(json, "\"spread\":[%.4f,%.4f],\"target\":", lo, hi);
 	if (target == NO_TARGET)
 		fputs("null", json);
 	else
@@ -63,8 +63,10 @@ void report_added(const char *name, const char *unit, struct stats d, struct sta
 	double at_min = o.min - d.min, at_median = o.median - d.median;
 	bool ok = target == NO_TARGET || (at_min <= target && at_median <= target);
 
-	printf("%-44s %9.1f %8.1f %8.1f   %9.1f %8.1f %8.1f   %+8.1f %+8.1f", name, d.min, d.median,
-	       d.p99, o.min, o.median, o.p99, at_min, at_median);
+	int digits = strcmp(unit, "ms") ? 1 : 3;
+	printf("%-44s %9.*f %8.*f %8.*f   %9.*f %8.*f %8.*f   %+8.*f %+8.*f", name, digits, d.min,
+	       digits, d.median, digits, d.p99, digits, o.min, digits, o.median, digits, o.p99,
+	       digits, at_min, digits, at_median);
 	if (target != NO_TARGET)
 		printf("  target +%g: %s", target, ok ? "met" : "MISSED");
 	putchar('\n');
