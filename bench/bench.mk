@@ -14,8 +14,8 @@ bench-shim: $(BENCH_SHIM) $(NULL_DRIVER) $(SHIM_CUDA) ## what the library adds t
 bench-alone: build ## accuracy of the compute limit, one tenant alone
 	bench/alone/alone.sh $(BUILD)/bench/alone.json
 
-bench-kill: build ## the memory limit while processes are killed at random
-	bench/kill/kill.sh
+bench-kill: build $(BUILD)/bin/gpuload ## the memory limit while processes are killed at random
+	$(GO) test -count=1 -v ./bench/kill
 
 $(BENCH_SHIM): $(BENCH_SRC) $(BENCH_HDR)
 	@mkdir -p $(@D)
