@@ -22,5 +22,6 @@ include shim/shim.mk
 include simgpu/simgpu.mk
 include gpuload/gpuload.mk
 include tools/nvmlprobe/nvmlprobe.mk
+include demo/demo.mk
 include test/test.mk
 include tools/go.mk
