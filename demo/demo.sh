@@ -13,6 +13,7 @@ if "$tranche" run --cores 1 -- true 2>/dev/null; then
 	echo "On this machine's GPU."
 else
 	sim=(--sim a100-80g)
+	export TRANCHE_STATE_DIR=$work/state # a machine of its own
 	echo "No NVIDIA GPU here, so on a simulated one (NVIDIA A100, 80 GB); every figure below is a sim figure.
 The code path is the same."
 fi

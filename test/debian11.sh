@@ -50,7 +50,8 @@ ln -s ../sim/libnvidia-ml.so.1 "$root/tmp/driver/libnvidia-ml-driver.so.1"
 
 # inside COMMAND...: in the file system, with a plain environment.
 inside() {
-	chroot "$root" /usr/bin/env -i PATH=/tmp/bin:/tmp/sim:/usr/bin:/bin HOME=/root TMPDIR=/tmp "$@"
+	chroot "$root" /usr/bin/env -i PATH=/tmp/bin:/tmp/sim:/usr/bin:/bin HOME=/root TMPDIR=/tmp \
+		TRANCHE_STATE_DIR=/tmp/state "$@"
 }
 
 glibc=$(inside ldd --version | head -n 1 | grep -o '[0-9.]*$')
