@@ -74,6 +74,8 @@ struct stats stats_of(double *x, unsigned n);
 /* --- results (report.c) ----------------------------------------------------------------------- */
 
 #define NO_TARGET (-1.0)
+/* What the rows that follow are about, in the file. */
+void report_group(const char *name);
 void report_head(const char *title, const char *unit);
 /* One line of the table and two rows of the file: what is added at min and at median. */
 void report_added(const char *name, const char *unit, struct stats direct, struct stats ours,

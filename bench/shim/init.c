@@ -68,6 +68,7 @@ static void one(const struct setting *s, unsigned processes)
 
 void case_init(const struct setting *s)
 {
+	report_group("start");
 	report_head("Start of a process", "ms");
 	one(s, 1);
 	one(s, 8);

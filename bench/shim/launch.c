@@ -96,6 +96,7 @@ void case_launch(const struct setting *s)
 	double *d = doubles(n), *o = doubles(n);
 	struct pair p;
 
+	report_group("cuLaunchKernel");
 	report_head("cuLaunchKernel, blocks of 1,000", "ns per call");
 	pair_open(&p, s, 0);
 	blocks(&p, n, d, o);
@@ -114,6 +115,7 @@ void case_launch_limited(const struct setting *s)
 	double quiet;
 	struct pair p;
 
+	report_group("cuLaunchKernel");
 	pair_open(&p, s, 90);
 	blocks(&p, n_blocks, d, o);
 	direct = stats_of(d, n_blocks);
@@ -188,6 +190,7 @@ void case_threads(const struct setting *s)
 	struct pair p;
 	unsigned rounds = s->quick ? 5 : 25;
 
+	report_group("cuLaunchKernel");
 	report_head("cuLaunchKernel from several threads at once, all CPUs", "ns per call");
 	pair_open(&p, s, 0);
 	threads(&p, "4 threads, no compute limit", 4, rounds);
@@ -200,6 +203,7 @@ void case_threads_limited(const struct setting *s)
 	struct pair p;
 	unsigned rounds = s->quick ? 5 : 25;
 
+	report_group("cuLaunchKernel");
 	pair_open(&p, s, 90);
 	threads(&p, "4 threads, limit not reached", 4, rounds);
 	threads(&p, "16 threads, limit not reached", 16, rounds);

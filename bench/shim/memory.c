@@ -67,6 +67,7 @@ void case_memory(const struct setting *s)
 		    {100000, "100,000 live"}};
 	struct pair p;
 
+	report_group("cuMemAlloc+cuMemFree");
 	pair_open(&p, s, 0);
 	report_head("cuMemAlloc + cuMemFree, one process", "ns per pair");
 	for (unsigned i = 0; i < sizeof live / sizeof *live; i++) {
@@ -82,6 +83,7 @@ void case_memory_processes(const struct setting *s)
 	char library[4096];
 	struct pair p;
 
+	report_group("cuMemAlloc+cuMemFree");
 	slice_for(s, 0, p.dir, sizeof p.dir, library, sizeof library);
 	crowd_start(&others, library, 255);
 	pair_open_in(&p, s, library);

@@ -36,13 +36,20 @@ void report_open(const char *path)
 	fflush(json);
 }
 
+static const char *group = "";
+
+void report_group(const char *name)
+{
+	group = name;
+}
+
 static void row(const char *name, const char *metric, const char *unit, double value, double lo,
 		double hi, double target)
 {
 	if (!json)
 		return;
-	fprintf(json, "%s\n {\"case\":\"%s\",\"metric\":\"%s\",\"unit\":\"%s\",\"value\":%.4f,",
-		count->rows++ ? "," : "", name, metric, unit, value);
+	fprintf(json, "%s\n {\"case\":\"%s: %s\",\"metric\":\"%s\",\"unit\":\"%s\",\"value\":%.4f,",
+		count->rows++ ? "," : "", group, name, metric, unit, value);
 	fprintf(json, "\"spread\":[%.4f,%.4f],\"target\":", lo, hi);
 	if (target == NO_TARGET)
 		fputs("null", json);
