@@ -302,13 +302,15 @@ void load_flag(const struct options *o)
 static void sum(const struct load_result *r, unsigned n, struct load_result *out)
 {
 	for (unsigned i = 0; i < n; i++) {
+		if (!r[i].n_intervals)
+			continue; /* it failed, and said so */
 		out->kernels += r[i].kernels;
 		out->share += r[i].share;
 		out->share_first_s += r[i].share_first_s;
 		out->share_after_2s += r[i].share_after_2s;
 		if (r[i].wall_s > out->wall_s)
 			out->wall_s = r[i].wall_s;
-		if (!i || r[i].n_intervals < out->n_intervals)
+		if (!out->n_intervals || r[i].n_intervals < out->n_intervals)
 			out->n_intervals = r[i].n_intervals;
 		for (unsigned k = 0; k < LOAD_INTERVALS && k < r[i].n_intervals; k++)
 			out->interval[k] += r[i].interval[k];
@@ -317,13 +319,18 @@ static void sum(const struct load_result *r, unsigned n, struct load_result *out
 		out->n_intervals = LOAD_INTERVALS;
 }
 
+static double per_second(const struct load_result *s)
+{
+	return s->wall_s > 0 ? (double)s->kernels / s->wall_s : 0;
+}
+
 static void report_json(const struct options *o, const struct load_result *s, unsigned n)
 {
 	printf("{\"kernel_ns\":%lld,\"grid\":%u,\"graph\":%u,\"procs\":%u,\"threads\":%u,"
 	       "\"kernels\":%llu,\"wall_s\":%.4f,\"kernels_per_s\":%.2f,\"share\":%.5f,"
 	       "\"share_first_s\":%.5f,\"share_after_2s\":",
 	       (long long)o->kernel_ns, o->grid, o->graph, n, o->threads,
-	       (unsigned long long)s->kernels, s->wall_s, (double)s->kernels / s->wall_s, s->share,
+	       (unsigned long long)s->kernels, s->wall_s, per_second(s), s->share,
 	       s->share_first_s);
 	if (s->share_after_2s < 0)
 		fputs("null", stdout);
@@ -343,7 +350,7 @@ static void report_text(const struct options *o, const struct load_result *s, un
 		printf(", %u a graph", o->graph);
 	if (n > 1)
 		printf(", %u processes", n);
-	printf(", in %.2f s (%.1f a second)\n", s->wall_s, (double)s->kernels / s->wall_s);
+	printf(", in %.2f s (%.1f a second)\n", s->wall_s, per_second(s));
 	fputs("GPU time by second:", stdout);
 	for (unsigned i = 0; i < s->n_intervals; i++)
 		printf(" %.1f", 100 * (double)s->interval[i]);

@@ -24,10 +24,10 @@ cases='100 blocks x 10 ms|--kernel 10ms --grid 100|89/89 94/98 96/98 99/98
 100,000 blocks x 1 ms|--kernel 1ms --grid 100000|11/16 32/43 53/61 81/83
 graph of 50 x 0.1 ms|--kernel 0.1ms --graph 50|- - - -'
 
-# "NOW_NS BUSY_NS" of the simulated GPU.
+# "NOW_NS BUSY_NS" of the simulated GPU, all its processes.
 truth() {
 	"$simctl" "$sim" truth --json |
-		sed -n 's/.*"now_ns":\([0-9]*\).*"busy_ns":\([0-9]*\).*/\1 \2/p'
+		sed -n 's/,"procs".*//; s/.*"now_ns":\([0-9]*\).*"busy_ns":\([0-9]*\).*/\1 \2/p'
 }
 
 # run LIMIT FLAGS...: sets mean, low and high, in hundredths of a point of GPU time. LIMIT 0: none.
