@@ -19,4 +19,4 @@ bench-kill: build $(BUILD)/bin/gpuload ## the memory limit while processes are k
 
 $(BENCH_SHIM): $(BENCH_SRC) $(BENCH_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_COMMON) -D_GNU_SOURCE -o $@ $(BENCH_SRC) -ldl
+	$(Q)$(CC) $(CFLAGS_COMMON) -D_GNU_SOURCE -o $@ $(BENCH_SRC) -ldl

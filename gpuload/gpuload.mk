@@ -17,10 +17,10 @@ gpuload: $(BUILD)/bin/gpuload ## the load generator
 
 $(BUILD)/obj/gpuload/%.o: gpuload/%.c $(wildcard gpuload/*.h) include/cuda_abi.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_COMMON) -fno-pie -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS_COMMON) -fno-pie -c -o $@ $<
 
 $(BUILD)/bin/gpuload: $(GPULOAD_OBJ)
 	@mkdir -p $(@D)
-	$(CC) -o $@ $^ $(GPULOAD_LINK) -lc
+	$(Q)$(CC) -o $@ $^ $(GPULOAD_LINK) -lc
 
 -include bench/bench.mk

@@ -53,7 +53,7 @@ $(SHIM_OUT)/lib/libcuda.so.1: $(SHIM_COMMON_OBJ) $(SHIM_CUDA_OBJ) $(SHIM_OBJ)/cu
 	$(Q)$(CC) $(SHIM_LDFLAGS) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_OBJ)/cuda.map \
 		$(SHIM_COMMON_OBJ) $(SHIM_CUDA_OBJ) $(SHIM_OUT)/stub/libcuda-driver.so.1 \
 		$(SHIM_LIBS) -o $@
-	ln -sf libcuda.so.1 $(@D)/libcuda.so
+	$(Q)ln -sf libcuda.so.1 $(@D)/libcuda.so
 
 -include shim/nvml/nvml.mk
 -include shim/test/ledger.mk shim/test/meter.mk

@@ -18,7 +18,7 @@ SIM_CUDA_O := $(patsubst simgpu/%.c,$(SIM_OBJ)/%.o,\
 sim: $(SIM_OUT)/libcuda.so.1 $(SIM_OUT)/libcuda-null.so.1 $(SIM_OUT)/simctl ## build the simulated driver
 
 $(SIM_OBJ)/%.o: simgpu/%.c $(SIM_HDR) | $(SIM_OBJ)
-	$(CC) $(SIM_CFLAGS) $(SIM_EXTRA) -c -o $@ $<
+	$(Q)$(CC) $(SIM_CFLAGS) $(SIM_EXTRA) -c -o $@ $<
 
 $(SIM_OBJ) $(SIM_OUT):
 	@mkdir -p $@
@@ -37,14 +37,14 @@ $(SIM_OBJ)/procaddress.c: simgpu/procaddress.tsv simgpu/procaddr.h | $(SIM_OBJ)
 		  t = t sprintf("\t{ \"%s\", %s, %s, %s },\n", $$1, $$2, $$3 == "*" ? -1 : $$3, $$4) } \
 		END { printf "%s%s%s%s", d, "const struct sim_proc_row sim_proc_rows[] = {\n", t, "\t{ 0, 0, 0, 0 }\n};\n" }' $< >$@
 $(SIM_OBJ)/%.o: $(SIM_OBJ)/%.c
-	$(CC) $(SIM_CFLAGS) $(SIM_EXTRA) -c -o $@ $<
+	$(Q)$(CC) $(SIM_CFLAGS) $(SIM_EXTRA) -c -o $@ $<
 
 $(SIM_OUT)/libcuda.so.1: $(SIM_CUDA_O) $(SIM_OBJ)/stubs.o $(SIM_OBJ)/procaddress.o simgpu/cuda.map | $(SIM_OUT)
-	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
+	$(Q)$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
 		-Wl,-Bsymbolic,-z,relro,-z,now -o $@ $(filter %.o,$^) $(SIM_LIBS)
 
 $(SIM_OUT)/libcuda-null.so.1: $(SIM_OBJ)/null.o $(SIM_OBJ)/nullstubs.o $(SIM_OBJ)/procfind.o $(SIM_OBJ)/procaddress.o simgpu/cuda.map | $(SIM_OUT)
-	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
+	$(Q)$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libcuda.so.1 -Wl,--version-script=simgpu/cuda.map \
 		-Wl,-Bsymbolic,-z,relro,-z,now -o $@ $(filter %.o,$^)
 
 # A program for old systems brings its own _start (gpuload/start.c says why).
@@ -52,4 +52,4 @@ ifeq ($(shell $(CC) -dumpmachine | cut -d- -f1)$(SIM_EXTRA),x86_64)
 SIM_START := $(BUILD)/obj/gpuload/start.o -nostartfiles -no-pie -Wl,--defsym,__dso_handle=0
 endif
 $(SIM_OUT)/simctl: $(SIM_OBJ)/simctl.o $(SIM_STATE_O) $(filter $(BUILD)/%.o,$(SIM_START)) | $(SIM_OUT)
-	$(CC) $(SIM_EXTRA) -o $@ $(SIM_OBJ)/simctl.o $(SIM_STATE_O) $(SIM_START) $(SIM_LIBS) -lc
+	$(Q)$(CC) $(SIM_EXTRA) -o $@ $(SIM_OBJ)/simctl.o $(SIM_STATE_O) $(SIM_START) $(SIM_LIBS) -lc

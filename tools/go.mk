@@ -1,7 +1,7 @@
 # The tranche binary. It carries the libraries, the simulated driver and nvmlprobe (go:embed, which
 # cannot reach outside its package: hence the copies).
 GO ?= go
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@2026.1
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_VERSION_TEXT = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GO_ASSETS := lib/libcuda.so.1 lib/libnvidia-ml.so.1 bin/nvmlprobe \
 	sim/libcuda.so.1 sim/libnvidia-ml.so.1 sim/simctl
@@ -13,13 +13,13 @@ build: shim sim tranche ## build the libraries, the simulated driver and the tra
 tranche: $(BUILD)/bin/tranche
 
 $(GO_ASSET_DIR)/SHA256SUMS: $(GO_ASSETS:%=$(BUILD)/%) tools/embed.sh
-	tools/embed.sh $(BUILD) $(GO_ASSET_DIR) $(GO_ASSETS)
+	$(Q)tools/embed.sh $(BUILD) $(GO_ASSET_DIR) $(GO_ASSETS)
 
 # Go decides itself what is out of date.
 .PHONY: $(BUILD)/bin/tranche
 $(BUILD)/bin/tranche: $(GO_ASSET_DIR)/SHA256SUMS
 	@mkdir -p $(@D)
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false \
+	$(Q)CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false \
 		-ldflags '-s -w -X main.version=$(GO_VERSION_TEXT)' -o $@ ./cmd/tranche
 
 lint: lint-go

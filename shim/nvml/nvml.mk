@@ -15,7 +15,7 @@ $(SHIM_OUT)/lib/libnvidia-ml.so.1: $(SHIM_COMMON_OBJ) $(SHIM_NVML_OBJ) $(SHIM_OB
 	$(Q)$(CC) $(SHIM_LDFLAGS) -Wl,-soname,libnvidia-ml.so.1 \
 		-Wl,--version-script=$(SHIM_OBJ)/nvml.map $(SHIM_COMMON_OBJ) $(SHIM_NVML_OBJ) \
 		$(SHIM_OUT)/stub/libnvidia-ml-driver.so.1 $(SHIM_LIBS) -o $@
-	ln -sf libnvidia-ml.so.1 $(@D)/libnvidia-ml.so
+	$(Q)ln -sf libnvidia-ml.so.1 $(@D)/libnvidia-ml.so
 
 # Unit test of the filters against a test double of the driver's NVML. SAN=asan as for the rest.
 NVML_TEST := $(SHIM_OUT)/test/nvml

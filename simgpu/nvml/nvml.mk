@@ -6,9 +6,9 @@ sim: $(SIM_OUT)/libnvidia-ml.so.1
 
 $(SIM_OBJ)/nvml/%.o: simgpu/nvml/%.c $(NVML_SIM_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(SIM_CFLAGS) $(SIM_EXTRA) -c -o $@ $<
+	$(Q)$(CC) $(SIM_CFLAGS) $(SIM_EXTRA) -c -o $@ $<
 
 $(SIM_OUT)/libnvidia-ml.so.1: $(NVML_SIM_O) $(SIM_STATE_O) simgpu/nvml/nvml.map | $(SIM_OUT)
-	$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libnvidia-ml.so.1 \
+	$(Q)$(CC) -shared $(SIM_EXTRA) -Wl,-soname,libnvidia-ml.so.1 \
 		-Wl,--version-script=simgpu/nvml/nvml.map -Wl,-z,relro,-z,now -o $@ \
 		$(filter %.o,$^) $(SIM_LIBS)

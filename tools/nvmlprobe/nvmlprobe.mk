@@ -8,5 +8,5 @@ build: $(NVMLPROBE)
 # later libdl.a would leave no trace of it.
 $(NVMLPROBE): $(NVMLPROBE_SRC) include/nvml_abi.h tools/nvmlprobe/nvmlprobe.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_COMMON) -fPIE -pie -nostartfiles -Wl,-z,relro,-z,now -o $@ $(NVMLPROBE_SRC) \
+	$(Q)$(CC) $(CFLAGS_COMMON) -fPIE -pie -nostartfiles -Wl,-z,relro,-z,now -o $@ $(NVMLPROBE_SRC) \
 		-Wl,--no-as-needed -l:libdl.so.2
