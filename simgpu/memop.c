@@ -1,5 +1,6 @@
 /* Copies and memsets in their general form: checked, then done by the calling thread. */
 #include <string.h>
+#include <sys/mman.h>
 #include "mem.h"
 
 /* One side of a copy. */
@@ -109,8 +110,21 @@ static bool set_valid(const CUDA_MEMSET_NODE_PARAMS *s)
 	return ok;
 }
 
+/* Device memory set to zero is as good as untouched: gives the pages back. False: not that kind. */
+static bool zero_pages(uint8_t *p, size_t bytes)
+{
+	uintptr_t first = MEM_ROUND((uintptr_t)p, 4096), last = ((uintptr_t)p + bytes) & ~4095ul;
+	if (bytes < MEM_SMALL || madvise((void *)first, last - first, MADV_REMOVE))
+		return false;
+	memset(p, 0, first - (uintptr_t)p);
+	memset((void *)last, 0, (uintptr_t)p + bytes - last);
+	return true;
+}
+
 static void set_row(uint8_t *p, unsigned value, unsigned element, size_t n)
 {
+	if (!value && zero_pages(p, n * element))
+		return;
 	if (element == 1) {
 		memset(p, (int)value, n);
 		return;

@@ -15,7 +15,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cu
 {
 	enum sim_proc_status status;
 	SIM_CALL_UNINIT(cuGetProcAddress_v2);
-	if (!symbol || !*symbol || !pfn || flags > 3)
+	if (!symbol || !pfn || flags > 3)
 		return CUDA_ERROR_INVALID_VALUE;
 	*pfn = as_object(sim_proc_find(symbol, (unsigned)cudaVersion, (unsigned)flags, &status));
 	if (symbolStatus)
@@ -30,7 +30,7 @@ CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuin
 {
 	enum sim_proc_status status;
 	SIM_CALL_UNINIT(cuGetProcAddress);
-	if (!symbol || !*symbol || !pfn || flags > 3)
+	if (!symbol || !pfn || flags > 3)
 		return CUDA_ERROR_INVALID_VALUE;
 	void (*f)(void) = sim_proc_find(symbol, (unsigned)cudaVersion, (unsigned)flags, &status);
 	if (!f)

@@ -115,7 +115,7 @@ static void free_slot(int i)
 {
 	struct sim_state *s = sim_shared;
 	struct sim_proc *p = &s->proc[i];
-	for (int k = 0; k < SIM_MAX_OBJECTS; k++) {
+	for (int k = 0; k < (int)s->object_top; k++) {
 		struct sim_object *o = &s->object[k];
 		if (!o->used || o->orphan || o->slot != (uint32_t)i || o->slot_generation != p->generation)
 			continue;
@@ -145,7 +145,7 @@ static void reap_locked(void)
 	for (int i = 0; i < SIM_MAX_PROCS; i++)
 		if (s->proc[i].state == SIM_PROC_USED && i != my_slot && slot_dead(&s->proc[i], i))
 			free_slot(i);
-	for (int k = 0; k < SIM_MAX_OBJECTS; k++) {
+	for (int k = 0; k < (int)s->object_top; k++) {
 		struct sim_object *o = &s->object[k];
 		if (!o->used || !o->orphan || byte_locked(SIM_LOCK_OBJECT + k))
 			continue;
@@ -301,6 +301,8 @@ int sim_object_new(uint32_t kind, int gpu, int fd, uint64_t offset, uint64_t siz
 			.src_fd = fd, .src_start = s->proc[my_slot].starttime, .offset = offset, .size = size,
 			.serial = ++s->object_serial,
 		};
+		if ((uint64_t)found >= s->object_top)
+			s->object_top = (uint64_t)found + 1;
 		__atomic_store_n(&s->object[found].used, 1, __ATOMIC_RELEASE);
 	}
 	sim_unlock();

@@ -165,7 +165,8 @@ struct sim_state {
 	uint64_t xid_head; /* count of events ever; event n is in xid[n % SIM_MAX_XIDS] */
 	struct sim_xid_event xid[SIM_MAX_XIDS];
 	uint64_t object_serial;
-	uint64_t config_reserved[64];
+	uint64_t object_top; /* objects from here on were never used */
+	uint64_t config_reserved[63];
 	struct sim_proc proc[SIM_MAX_PROCS];
 	struct sim_object object[SIM_MAX_OBJECTS];
 	struct sim_gpu gpu[SIM_MAX_GPUS]; /* the file ends after gpu[n_gpus - 1] */

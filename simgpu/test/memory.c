@@ -2,10 +2,12 @@
  * in a child, because a process that has called cuInit cannot fork and go on. The truth is read from
  * the state file. */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -262,6 +264,22 @@ static void untouched_is_free(void)
 	CHECK(b == 0);
 }
 
+static void zeroed(void)
+{
+	CUdeviceptr p;
+	uint8_t a[3];
+	start();
+	OK(cuMemAlloc_v2(&p, 16 * MIB));
+	OK(cuMemsetD8_v2(p, 7, 8 * MIB));
+	OK(cuMemsetD8_v2(p + 1, 0, 4 * MIB));
+	OK(cuMemcpyDtoH_v2(a, p, 3));
+	CHECK(a[0] == 7 && !a[1] && !a[2]);
+	OK(cuMemcpyDtoH_v2(a, p + 4 * MIB - 1, 3));
+	CHECK(!a[0] && !a[1] && a[2] == 7);
+	OK(cuMemcpyDtoH_v2(a, p + 2 * MIB, 3));
+	CHECK(!a[0] && !a[1] && !a[2]);
+}
+
 static void first_generation(void)
 {
 	CUdeviceptr_v1 p;
@@ -410,6 +428,7 @@ static pid_t child(void (*f)(int sock), int *sock)
 	pid_t pid = fork();
 	CHECK(pid >= 0);
 	if (!pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(s[0]);
 		f(s[1]);
 		exit(0);
@@ -496,6 +515,54 @@ static void killed_with_live_fork(void)
 		wait_used(0);
 		close(sock);
 	}
+}
+
+/* Allocates and frees at random until it is killed. */
+static void churn(int sock)
+{
+	CUdeviceptr p[8] = { 0 };
+	CUmemGenericAllocationHandle h;
+	CUcontext c;
+	OK(cuInit(0));
+	while (cuCtxCreate_v2(&c, 0, 0)) /* the others have it all */
+		sched_yield();
+	srand((unsigned)getpid());
+	say(sock);
+	for (;;) {
+		int i = rand() % 8;
+		if (p[i]) {
+			OK(cuMemFree_v2(p[i]));
+			p[i] = 0;
+		} else if (cuMemAlloc_v2(&p[i], 1 + (size_t)rand() % (size_t)(12 * MIB))) {
+			p[i] = 0;
+		}
+		if (i == 0 && !cuMemCreate(&h, 4 * MIB, &vmm_prop, 0))
+			OK(cuMemRelease(h));
+	}
+}
+
+#define CHURNERS 10
+
+static void churn_and_kill(void)
+{
+	pid_t pid[CHURNERS];
+	int sock[CHURNERS];
+	for (int i = 0; i < CHURNERS; i++)
+		pid[i] = child(churn, &sock[i]);
+	for (int i = 0; i < CHURNERS; i++)
+		hear(sock[i]);
+	for (int round = 0; round < 40; round++) {
+		int i = round % CHURNERS;
+		end_child(pid[i]);
+		close(sock[i]);
+		CHECK(used() <= CAPACITY);
+		pid[i] = child(churn, &sock[i]);
+		hear(sock[i]);
+	}
+	for (int i = 0; i < CHURNERS; i++)
+		end_child(pid[i]);
+	wait_used(0);
+	CHECK(gpu()->orphans == 0 && gpu()->peak <= CAPACITY);
 }
 
 static void export_ipc(int sock)
@@ -779,8 +846,8 @@ static const struct { const char *name; void (*run)(void); } tests[] = {
 #define T(f) { #f, f }
 	T(fill_plain), T(fill_managed), T(fill_pitch), T(fill_array), T(fill_layered), T(fill_mipmap), T(fill_vmm),
 	T(fill_pool), T(fill_context), T(fill_external), T(small_share_blocks), T(context_frees), T(copies),
-	T(untouched_is_free), T(first_generation), T(pools), T(vmm_lifetimes), T(one_capacity),
-	T(killed_with_live_fork), T(ipc_exporter_frees), T(ipc_exporter_killed), T(vmm_import), T(vmm_in_transit),
+	T(untouched_is_free), T(zeroed), T(first_generation), T(pools), T(vmm_lifetimes), T(one_capacity),
+	T(killed_with_live_fork), T(churn_and_kill), T(ipc_exporter_frees), T(ipc_exporter_killed), T(vmm_import), T(vmm_in_transit),
 	T(pool_import), T(visible_devices), T(faults), T(after_exec), T(lost),
 };
 
