@@ -22,10 +22,12 @@ static struct process {
 } procs[GPUS][PROCS];
 static unsigned n_procs[GPUS];
 static int initialized, old_entries;
+static const char *driver_version = "550.0";
 
 void fake_process(int gpu, unsigned pid, unsigned long long bytes, int kind, unsigned sm);
 void fake_clear(void);
 void fake_old_entries(int on);
+void fake_driver(const char *version);
 
 /* What the test calls through the library under test, which does not know these names. */
 EXPORT void fake_process(int gpu, unsigned pid, unsigned long long bytes, int kind, unsigned sm)
@@ -42,6 +44,11 @@ EXPORT void fake_clear(void)
 EXPORT void fake_old_entries(int on)
 {
 	old_entries = on;
+}
+
+EXPORT void fake_driver(const char *version)
+{
+	driver_version = version;
 }
 
 #define UP                                                                                         \
@@ -171,7 +178,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *out, unsigned n)
 
 EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *out, unsigned n)
 {
-	snprintf(out, n, "550.0");
+	UP;
+	snprintf(out, n, "%s", driver_version);
 	return NVML_SUCCESS;
 }
 
@@ -336,9 +344,57 @@ EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t d, nvmlComputeMode_t m
 	abort(); /* never reached through the library */
 }
 
+/* --- nvidia-smi's table: words of it, as drivers have them; the last word came after 550 ------ */
+
+static nvmlReturn_t table_device(unsigned i, nvmlDevice_t *d, unsigned flags)
+{
+	if (flags != 0x22)
+		abort();
+	return nvmlDeviceGetHandleByIndex_v2(i, d);
+}
+
+/* One entry a process: a time, then what each kind of engine did for whom. */
+static nvmlReturn_t table_use(nvmlDevice_t d, unsigned long long since, unsigned *type,
+			      unsigned *count, char *out)
+{
+	struct {
+		unsigned percent, pad, pid;
+		char name[68];
+	} use;
+	unsigned kinds = atoi(driver_version) < 545 ? 4 : 6;
+	GPU(d);
+	if (*count < n_procs[gpu])
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	*type = 1;
+	*count = n_procs[gpu];
+	for (unsigned i = 0; i < *count; i++) {
+		memcpy(out, &since, sizeof since);
+		out += sizeof since;
+		for (unsigned kind = 0; kind < kinds; kind++, out += sizeof use) {
+			memset(&use, 0, sizeof use);
+			use.percent = procs[gpu][i].sm;
+			use.pid = procs[gpu][i].pid;
+			snprintf(use.name, sizeof use.name, "process %u", use.pid);
+			memcpy(out, &use, sizeof use);
+		}
+	}
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t table_forbidden(void)
+{
+	abort(); /* never reached through the library */
+}
+
 EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
-	static const void *words[245] = {(const void *)sizeof words};
+	static const void *words[252] = {(const void *)sizeof words,
+					 [81] = (const void *)table_device,
+					 [145] = (const void *)table_use,
+					 [213] = (const void *)table_forbidden,
+					 [214] = (const void *)table_forbidden,
+					 [215] = (const void *)table_forbidden,
+					 [251] = (const void *)table_forbidden};
 	(void)id;
 	*table = words;
 	return NVML_SUCCESS;

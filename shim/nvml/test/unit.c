@@ -42,6 +42,7 @@ static pid_t child;
 static void (*process)(int gpu, unsigned pid, unsigned long long bytes, int kind, unsigned sm);
 static void (*clear)(void);
 static void (*old_entries)(int on);
+static void (*driver)(const char *version);
 
 /* --- the slice ----------------------------------------------------------------------------- */
 
@@ -345,29 +346,121 @@ static void test_utilization(void)
 	CHECK(u.memory, 77);
 }
 
-static void test_smi_table(void)
+/* --- nvidia-smi's table -------------------------------------------------------------------- */
+
+static const unsigned char smi_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
+					 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
+
+static void *slot(int number)
 {
-	static const unsigned char id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
-					     0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
+	const void *table = NULL;
+	CHECK(CALL(nvmlInternalGetExportTable)(&table, smi_id), NVML_SUCCESS);
+	return ((void *const *)table)[number];
+}
+
+/* GPU index of the slice by the slot that nvidia-smi uses; the driver's own index is another. */
+static void test_smi_devices(void)
+{
+	nvmlReturn_t (*get)(unsigned, nvmlDevice_t *, unsigned) = (__typeof__(get))slot(81);
+	nvmlDevice_t d = NULL;
+	CHECK(get(0, &d, 0x22), NVML_SUCCESS);
+	CHECK((size_t)d, (GPU_B + 1) * 16);
+	CHECK(get(1, &d, 0x22), NVML_SUCCESS);
+	CHECK((size_t)d, (GPU_A + 1) * 16);
+	CHECK(get(2, &d, 0x22), NVML_ERROR_INVALID_ARGUMENT);
+	CHECK(get(0, NULL, 0x22), NVML_ERROR_INVALID_ARGUMENT);
+}
+
+static void test_smi_lists(void)
+{
 	struct {
 		nvmlProcessDetail_v1_t detail;
 		char name[4096];
 	} list[2];
-	const void *table = NULL, *again = NULL, *other = NULL;
+	nvmlReturn_t (*compute)(nvmlDevice_t, unsigned *, void *) = (__typeof__(compute))slot(213);
 	unsigned n = 2;
 	clear();
 	process(GPU_B, FOREIGN, 40 * GIB, 0, 90);
-	CHECK(CALL(nvmlInternalGetExportTable)(&table, id), NVML_SUCCESS);
-	CHECK(CALL(nvmlInternalGetExportTable)(&again, id), NVML_SUCCESS);
-	CHECK(table == again, 1);
-	CHECK(CALL(nvmlInternalGetExportTable)(&other, "another table..."), NVML_SUCCESS);
-	CHECK(table != other, 1);
-	nvmlReturn_t (*compute)(nvmlDevice_t, unsigned *, void *) =
-		((nvmlReturn_t(*const *)(nvmlDevice_t, unsigned *, void *))table)[213];
 	CHECK(compute(handle(DEV_B), &n, list), NVML_SUCCESS);
 	CHECK(n, 2);
 	CHECK(list[0].detail.pid, getpid());
 	CHECK(strncmp(list[1].name, "process ", 8), 0);
+}
+
+struct use {
+	unsigned percent, pad, pid;
+	char name[68];
+};
+
+/* Entries of `kinds` engines each, of the slice and of others in turn. */
+static void check_uses(const char *version, unsigned kinds)
+{
+	nvmlReturn_t (*uses)(nvmlDevice_t, unsigned long long, unsigned *, unsigned *, void *) =
+		(__typeof__(uses))slot(145);
+	static char out[4 * (8 + 6 * sizeof(struct use)) + 1];
+	const size_t size = 8 + kinds * sizeof(struct use);
+	unsigned n = 4, type = 0;
+	driver(version);
+	memset(out, 0x5a, sizeof out);
+	CHECK(uses(handle(DEV_B), 1, &type, &n, out), NVML_SUCCESS);
+	CHECK(n, 4);
+	for (unsigned i = 0; i < 4; i++)
+		for (unsigned kind = 0; kind < kinds; kind++) {
+			struct use u;
+			memcpy(&u, out + i * size + 8 + kind * sizeof u, sizeof u);
+			CHECK(u.pid, i == 1 ? (unsigned)child : i == 3 ? (unsigned)getpid() : ~0u);
+			CHECK(u.percent, i == 1 ? 7 : i == 3 ? 4 : 0);
+			CHECK(u.name[0] != 0, i % 2);
+		}
+	CHECK(out[4 * size], 0x5a);
+}
+
+static void test_smi_uses(void)
+{
+	clear();
+	process(GPU_B, FOREIGN, 0, 0, 90);
+	process(GPU_B, HOST_PID, 0, 0, 7); /* the child */
+	process(GPU_B, FOREIGN + 1, 0, 0, 1);
+	process(GPU_B, (unsigned)getpid(), 0, 0, 4);
+	check_uses("535.261.03", 4);
+	check_uses("550.163.01", 6);
+}
+
+/* With a driver whose entries are not known the lists are not supported, and not asked for. */
+static void test_smi_unknown_driver(void)
+{
+	static const int lists[] = {145, 213, 214, 215, 251};
+	static const char *const versions[] = {"530.30.02", "545.29.06", "580.65.06", "rubbish"};
+	unsigned n = 2, type = 0;
+	char out[2];
+	for (unsigned v = 0; v < sizeof versions / sizeof *versions; v++)
+		for (unsigned i = 0; i < sizeof lists / sizeof *lists; i++) {
+			void *p = slot(lists[i]);
+			nvmlReturn_t (*uses)(nvmlDevice_t, unsigned long long, unsigned *,
+					     unsigned *, void *) = (__typeof__(uses))p;
+			nvmlReturn_t (*list)(nvmlDevice_t, unsigned *, void *) =
+				(__typeof__(list))p;
+			driver(versions[v]);
+			CHECK(lists[i] == 145 ? uses(handle(DEV_B), 0, &type, &n, out) :
+						list(handle(DEV_B), &n, out),
+			      NVML_ERROR_NOT_SUPPORTED);
+			CHECK(n, 2);
+		}
+	driver("550.0");
+}
+
+static void test_smi_table(void)
+{
+	const void *table = NULL, *again = NULL, *other = NULL;
+	CHECK(CALL(nvmlInternalGetExportTable)(&table, smi_id), NVML_SUCCESS);
+	CHECK(CALL(nvmlInternalGetExportTable)(&again, smi_id), NVML_SUCCESS);
+	CHECK(table == again, 1);
+	CHECK(CALL(nvmlInternalGetExportTable)(&other, "another table..."), NVML_SUCCESS);
+	CHECK(table != other, 1);
+	test_smi_devices();
+	test_smi_lists();
+	test_smi_uses();
+	test_smi_unknown_driver();
 }
 
 /* Without its slice nothing works, and nobody crashes. */
@@ -411,6 +504,7 @@ int main(int argc, char **argv)
 	}
 	process = (__typeof__(process))dlsym(lib, "fake_process");
 	clear = (__typeof__(clear))dlsym(lib, "fake_clear");
+	driver = (__typeof__(driver))dlsym(lib, "fake_driver");
 	old_entries = (__typeof__(old_entries))dlsym(lib, "fake_old_entries");
 	test_before_init();
 	test_devices();
