@@ -20,10 +20,13 @@ import (
 	"tranche.dev/tranche/internal/sandbox"
 )
 
-// The test binary is the program under test as well, as it carries the same libraries.
+// program is the tranche under test, built as it is shipped (and not with the race detector, which
+// makes each of its many starts slow).
+var program string
+
 func TestMain(m *testing.M) {
-	// The second stage is this program again, when a test calls the sandbox by itself.
-	if os.Getenv("TRANCHE_TEST_MAIN") == "1" || len(os.Args) == 2 && os.Args[1] == sandbox.EnterCommand {
+	// The sandbox's second stage is this program again, when a test calls it by itself.
+	if len(os.Args) == 2 && os.Args[1] == sandbox.EnterCommand {
 		main()
 		os.Exit(0)
 	}
@@ -31,7 +34,20 @@ func TestMain(m *testing.M) {
 		fmt.Println("SKIP: built without the libraries; run `make build` first")
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	dir, err := os.MkdirTemp("", "tranche-test")
+	if err != nil {
+		panic(err)
+	}
+	program = filepath.Join(dir, "tranche")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Printf("go build: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
 }
 
 // box is a state directory of its own, with what its programs need.
@@ -42,7 +58,7 @@ type box struct {
 
 func newBox(t *testing.T) *box {
 	t.Helper()
-	env := append(os.Environ(), "TRANCHE_TEST_MAIN=1", "TRANCHE_STATE_DIR="+t.TempDir(), "XDG_CACHE_HOME="+cacheDir(t))
+	env := append(os.Environ(), "TRANCHE_STATE_DIR="+t.TempDir(), "XDG_CACHE_HOME="+cacheDir(t))
 	return &box{t: t, env: env}
 }
 
@@ -66,7 +82,7 @@ func gpuload(t *testing.T) string {
 }
 
 func (b *box) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
+	cmd := exec.Command(program, args...)
 	cmd.Env = b.env
 	return cmd
 }
@@ -118,8 +134,6 @@ func (b *box) until(what string, ok func([]ps.Row) bool) []ps.Row {
 	b.t.Fatalf("never %s: %+v", what, rows)
 	return nil
 }
-
-func self() string { return os.Args[0] }
 
 var got = regexp.MustCompile(`plain: got (\d+) x`)
 
@@ -342,7 +356,7 @@ func TestKilledProcess(t *testing.T) {
 // Slices within a slice share its limit, and each has its own.
 func TestNested(t *testing.T) {
 	b, load := newBox(t), gpuload(t)
-	inner := self() + " run --memory %s -- " + load + " --alloc " + mi64 + "100"
+	inner := program + " run --memory %s -- " + load + " --alloc " + mi64 + "100"
 	script := fmt.Sprintf(inner, "600Mi") + " --hold 3 & sleep 1.5; " + fmt.Sprintf(inner, "4Gi") + "; wait; " + fmt.Sprintf(inner, "4Gi")
 	out, _ := b.run("run", "--sim", "t4", "--memory", "1Gi", "--name", "outer", "--", "sh", "-c", script)
 	if !strings.Contains(out, "gpu 0: memory 4 GiB asked, the slice around this one has 1 GiB") {

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -47,7 +48,7 @@ func Probe() error {
 }
 
 // works finds the kind of namespaces that can be had: with or without one for users.
-func works() (userNS bool, err error) {
+var works = sync.OnceValues(func() (userNS bool, err error) {
 	kinds := []bool{true}
 	if os.Getuid() == 0 {
 		kinds = []bool{false, true}
@@ -58,15 +59,9 @@ func works() (userNS bool, err error) {
 		}
 	}
 	return userNS, err
-}
+})
 
 func try(userNS bool) error {
-	f, err := os.CreateTemp("", "tranche-probe-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
 	self, err := filepath.EvalSymlinks("/proc/self/exe")
 	if err != nil {
 		return err
@@ -74,7 +69,7 @@ func try(userNS bool) error {
 	cmd := exec.Command(self, EnterCommand)
 	var said strings.Builder
 	cmd.Stderr = &said
-	p := plan{Binds: []slice.Bind{{From: f.Name(), To: f.Name()}}, DropCaps: userNS}
+	p := plan{Binds: []slice.Bind{{From: os.DevNull, To: os.DevNull}}, DropCaps: userNS}
 	if err := start(cmd, p, userNS); err != nil {
 		return fmt.Errorf("namespaces are not permitted: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 const (
 	tick  = 250 * time.Millisecond
 	usage = time.Second
+	grace = 200 * time.Millisecond
 )
 
 // Config is what a supervisor needs.
@@ -140,9 +141,17 @@ func CoresUsed(before, after uint64, passed time.Duration) float64 {
 func (s *Supervisor) Stop(leftBehind func() []tenant.Process) bool {
 	s.cancel()
 	s.done.Wait()
-	left := leftBehind()
-	s.ledger.Reclaim()
-	over := len(left) == 0 && !s.ledger.InUse()
+	var left []tenant.Process
+	over := false
+	// Most that is left is about to end as well.
+	for deadline := time.Now().Add(grace); ; time.Sleep(grace / 20) {
+		left = leftBehind()
+		s.ledger.Reclaim()
+		over = len(left) == 0 && !s.ledger.InUse()
+		if over || time.Now().After(deadline) {
+			break
+		}
+	}
 	s.publish(time.Now(), left)
 	s.ledger.Close()
 	s.limits.Close()

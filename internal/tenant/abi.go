@@ -110,6 +110,7 @@ type slot struct {
 }
 
 type coverage struct {
+	//lint:ignore U1000 only the libraries use it; its size is part of the layout
 	word [coverWords]uint64
 }
 
