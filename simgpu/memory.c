@@ -136,6 +136,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	SIM_CALL_CTX(cuMemGetInfo_v2, ctx);
 	struct sim_gpu *g = sim_ctx_gpu(ctx);
+	sim_reap(); /* what the dead held is free */
 	if (free)
 		*free = g->capacity - __atomic_load_n(&g->used, __ATOMIC_RELAXED);
 	if (total)

@@ -2,7 +2,7 @@
  *
  *   driver_version=550.163.01        key=value for the machine, see machine_key()
  *   gpu model=a100-80g [count=2] [memory=BYTES] [uuid=GPU-...] [pci=0000:07:00.0] [context=BYTES]
- *       [capacity=BYTES] [name=NAME_WITH_UNDERSCORES] [numa=N] [hide_processes=1]
+ *       [name=NAME_WITH_UNDERSCORES] [numa=N] [hide_processes=1]
  *   link 0 1 nvlink=12               and/or pcie=PIX|PXB|PHB|NODE|SYS
  *
  * BYTES may carry Ki, Mi, Gi. What is not said has the model's value. */
