@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"tranche.dev/tranche/internal/tenant"
 	"tranche.dev/tranche/test/fixture"
 )
 
@@ -86,9 +87,11 @@ func TestGlobalScope(t *testing.T) {
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			s := fixture.NewSlice(t, fixture.Build("lib"), driverDir(t, driver))
-			want(t, run(t, s, nil, probe, "open=libcuda.so.1,ng", "default=cuMemAlloc_v2", "default=cuDriverGetVersion"),
-				"cuMemAlloc_v2 ours", "cuDriverGetVersion driver")
-			want(t, run(t, s, nil, probe, "open=libcuda.so.1,nl", "default=cuMemAlloc_v2"), "cuMemAlloc_v2: not found")
+			for _, f := range families {
+				want(t, run(t, s, nil, probe, "open="+f.name+".so.1,ng", "default="+f.hooked, "default="+f.unhooked),
+					f.hooked+" ours", f.unhooked+" driver")
+				want(t, run(t, s, nil, probe, "open="+f.name+".so.1,nl", "default="+f.hooked), f.hooked+": not found")
+			}
 		})
 	}
 }
@@ -98,31 +101,62 @@ func TestBindNow(t *testing.T) {
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
 			s := fixture.NewSlice(t, fixture.Build("lib"), driverDir(t, driver))
-			want(t, run(t, s, []string{"LD_BIND_NOW=1"}, probe, "open=libcuda.so,z", "sym=cuMemAlloc_v2", "sym=cuDriverGetVersion"),
-				"cuMemAlloc_v2 ours", "cuDriverGetVersion driver")
+			for _, f := range families {
+				want(t, run(t, s, []string{"LD_BIND_NOW=1"}, probe, "open="+f.name+".so,z", "sym="+f.hooked, "sym="+f.unhooked),
+					f.hooked+" ours", f.unhooked+" driver")
+			}
 		})
 	}
 }
 
+// Linked as with the toolkit's stub: the file has the driver's functions and its SONAME.
 func TestDirectLink(t *testing.T) {
+	programs := map[string][]string{ // with what each must print
+		"libcuda":      {"cuInit ours\n", "cuMemAlloc_v2 ours\n", "cuDriverGetVersion driver\n", "version 1\n"},
+		"libnvidia-ml": {"nvmlInit ours\n", "nvmlDeviceGetMemoryInfo ours\n", "nvmlErrorString driver\n", "text 1\n"},
+	}
+	sources := map[string]string{"libcuda": "linked.c", "libnvidia-ml": "linked_nvml.c"}
 	for _, driver := range drivers {
-		t.Run(driver, func(t *testing.T) {
-			dir := driverDir(t, driver)
-			s := fixture.NewSlice(t, fixture.Build("lib"), dir)
-			for _, flags := range [][]string{{"-Wl,-z,lazy"}, {"-Wl,-z,now"}} {
-				// Linked as with the toolkit's stub: the file has the driver's functions and its SONAME.
-				program := fixture.Compile(t, "test/loader/testdata/linked.c",
-					append(flags, filepath.Join(dir, "libcuda.so.1"), "-ldl", "-Wl,--allow-shlib-undefined")...)
-				for _, env := range [][]string{nil, {"LD_BIND_NOW=1"}} {
-					got := run(t, s, env, program)
-					for _, line := range []string{"cuInit ours\n", "cuMemAlloc_v2 ours\n", "cuDriverGetVersion driver\n", "version 1\n"} {
-						if !strings.Contains(got, line) {
-							t.Errorf("flags %v, env %v: no %q in\n%s", flags, env, line, got)
+		for name, lines := range programs {
+			t.Run(driver+"_"+name, func(t *testing.T) {
+				dir := driverDir(t, driver)
+				s := fixture.NewSlice(t, fixture.Build("lib"), dir)
+				for _, flags := range [][]string{{"-Wl,-z,lazy"}, {"-Wl,-z,now"}} {
+					program := fixture.Compile(t, "test/loader/testdata/"+sources[name],
+						append(flags, filepath.Join(dir, name+".so.1"), "-ldl", "-Wl,--allow-shlib-undefined")...)
+					for _, env := range [][]string{nil, {"LD_BIND_NOW=1"}} {
+						got := run(t, s, env, program)
+						for _, line := range lines {
+							if !strings.Contains(got, line) {
+								t.Errorf("flags %v, env %v: no %q in\n%s", flags, env, line, got)
+							}
 						}
 					}
 				}
-			}
-		})
+			})
+		}
+	}
+}
+
+// The oldest nvmlInit as the first call of all: over a simulated driver it works, and shows the slice;
+// over a real one it gives that driver's own answer.
+func TestPlainNVMLInitFirst(t *testing.T) {
+	probe := fixture.Compile(t, "test/loader/testdata/probe.c", "-ldl")
+	ops := []string{"call=nvmlInit", "call=nvmlShutdown", "call=nvmlShutdown"}
+	env, gpu := fixture.NewSim(t, 256<<20)
+	s := fixture.NewSlice(t, fixture.Build("lib"), driverDir(t, "sim"), gpu)
+	for _, name := range []string{"libnvidia-ml.so.1", "libnvidia-ml.so"} {
+		const uninitialized = "1"
+		want(t, run(t, s, env, probe, append([]string{"open=" + name + ",n"}, ops...)...),
+			"nvmlInit 0", "nvmlShutdown 0", "nvmlShutdown "+uninitialized)
+	}
+	for _, driver := range fixture.Drivers {
+		dir := driverDir(t, driver)
+		s := fixture.NewSlice(t, fixture.Build("lib"), dir)
+		direct := fixture.Run(t, "", nil, probe, append([]string{"open=" + filepath.Join(dir, "libnvidia-ml.so.1") + ",n"}, ops...)...)
+		if got := run(t, s, nil, probe, append([]string{"open=libnvidia-ml.so.1,n"}, ops...)...); got != direct.Stdout {
+			t.Errorf("driver %s over our library\n%sthe driver itself\n%s", driver, got, direct.Stdout)
+		}
 	}
 }
 
@@ -168,11 +202,20 @@ func TestBothLibraries(t *testing.T) {
 	nvml := []string{"open=libnvidia-ml.so.1,n", "call=nvmlInit_v2", "sym=nvmlDeviceGetMemoryInfo", "sym=nvmlErrorString"}
 	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
-			s := fixture.NewSlice(t, fixture.Build("lib"), driverDir(t, driver))
-			first := run(t, s, nil, probe, append(append([]string{}, cuda...), nvml...)...)
-			second := run(t, s, nil, probe, append(append([]string{}, nvml...), cuda...)...)
+			var env []string
+			var gpus []tenant.Device
+			lines := []string{"cuMemAlloc_v2 ours\n", "cuDriverGetVersion driver\n", "nvmlDeviceGetMemoryInfo ours\n", "nvmlErrorString driver\n"}
+			if driver == "sim" {
+				var gpu tenant.Device
+				env, gpu = fixture.NewSim(t, 256<<20)
+				gpus = append(gpus, gpu)
+				lines = append(lines, "cuInit 0\n", "nvmlInit_v2 0\n")
+			}
+			s := fixture.NewSlice(t, fixture.Build("lib"), driverDir(t, driver), gpus...)
+			first := run(t, s, env, probe, append(append([]string{}, cuda...), nvml...)...)
+			second := run(t, s, env, probe, append(append([]string{}, nvml...), cuda...)...)
 			for _, got := range []string{first, second} {
-				for _, line := range []string{"cuMemAlloc_v2 ours\n", "cuDriverGetVersion driver\n", "nvmlDeviceGetMemoryInfo ours\n", "nvmlErrorString driver\n"} {
+				for _, line := range lines {
 					if !strings.Contains(got, line) {
 						t.Errorf("no %q in\n%s", line, got)
 					}
