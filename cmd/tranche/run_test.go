@@ -407,3 +407,57 @@ func TestVersionAndTrace(t *testing.T) {
 		t.Errorf("trace: %v, %q", err, text)
 	}
 }
+
+// driverBox is a box whose loader finds a driver on the library path, installed as a vendor does:
+// versioned files and links. It is the simulated driver, but tranche does not know.
+func driverBox(t *testing.T) (b *box, dir string) {
+	b, dir = newBox(t), t.TempDir()
+	machine := t.TempDir()
+	if err := os.WriteFile(filepath.Join(machine, "spec"), []byte("gpu model=t4\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for asset, name := range map[string]string{assets.SimCUDA: "libcuda.so", assets.SimNVML: "libnvidia-ml.so"} {
+		data, err := assets.Read(asset)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name+".550.1"), data, 0o755)
+		}
+		if err == nil {
+			err = os.Symlink(name+".550.1", filepath.Join(dir, name+".1"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.env = append(b.env, "LD_LIBRARY_PATH="+dir, "TRANCHE_SIM_DIR="+machine)
+	return b, dir
+}
+
+func TestDriverOnLibraryPath(t *testing.T) {
+	b, dir := driverBox(t)
+	load := gpuload(t) + " --alloc " + mi64 + "20"
+	past := "LD_LIBRARY_PATH=" + dir + " " + load
+	if out, _ := b.run("run", "--memory", "1Gi", "--strict", "off", "--", "sh", "-c", load+"; "+past); len(allocations(out)) != 2 || allocations(out)[0] > 15 || allocations(out)[1] != 20 {
+		t.Errorf("off: the first is limited, the one that goes past us is not: %s", out)
+	}
+	if err := sandbox.Probe(); err != nil {
+		t.Skip(err)
+	}
+	limited := func(what, out string, most ...int) {
+		t.Helper()
+		n := allocations(out)
+		ok := len(n) == len(most)
+		for i := range n {
+			ok = ok && i < len(most) && n[i] > 0 && n[i] <= most[i]
+		}
+		if !ok {
+			t.Errorf("%s: got %v, at most %v: %s", what, n, most, out)
+		}
+	}
+	out, _ := b.run("run", "--memory", "1Gi", "--strict", "on", "--", "sh", "-c", load+"; "+past)
+	limited("on: past us leads to us", out, 15, 15)
+	inner := program + " run --memory 600Mi --strict on -- sh -c '" + load + "; " + past + "'; " + load
+	for _, outer := range []string{"on", "off"} {
+		out, _ := b.run("run", "--memory", "1Gi", "--strict", outer, "--", "sh", "-c", inner)
+		limited("strict within "+outer, out, 8, 8, 15)
+	}
+}
