@@ -56,4 +56,4 @@ $(SHIM_OUT)/lib/libcuda.so.1: $(SHIM_COMMON_OBJ) $(SHIM_CUDA_OBJ) $(SHIM_OBJ)/cu
 	$(Q)ln -sf libcuda.so.1 $(@D)/libcuda.so
 
 -include shim/nvml/nvml.mk
--include shim/test/ledger.mk shim/test/meter.mk
+-include shim/test/ledger.mk shim/test/meter.mk shim/test/suite.mk

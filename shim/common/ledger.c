@@ -292,12 +292,12 @@ static bool slot_held(int fd, int slot)
 	return !slot_lock(fd, slot, F_WRLCK, F_OFD_GETLK, &held) || held != F_UNLCK;
 }
 
-static uint64_t imports_on(const struct tr_ledger *l, int fd, int dev, int except)
+static uint64_t imports_on(const struct tr_ledger *l, int fd, int dev)
 {
 	uint64_t sum = 0;
 	for (int i = 1; i < TR_MAX_PROCS; i++) {
 		const struct tr_slot *s = &l->slot[i];
-		if (i == except || LOAD(&s->state) != TR_SLOT_USED)
+		if (LOAD(&s->state) != TR_SLOT_USED)
 			continue;
 		uint64_t n = LOAD(&s->dev[dev].imported);
 		if (n != 0 && (slot_held(fd, i) || !process_gone(s->pid, s->starttime)))
@@ -306,15 +306,33 @@ static uint64_t imports_on(const struct tr_ledger *l, int fd, int dev, int excep
 	return sum;
 }
 
-void tr_ledger_orphan(struct tr_ledger *l, int ledger_fd, int slot, int dev, uint64_t bytes)
+/* The orphans' lock is held for microseconds, by a living process or not at all. */
+static bool orphans_lock(int fd)
 {
-	uint64_t imports = imports_on(l, ledger_fd, dev, slot);
-	uint64_t keep = bytes < imports ? bytes : imports;
-	if (keep > 0 && slot_trylock(ledger_fd, 0)) {
-		tr_ledger_add(l, 0, dev, (int64_t)(keep / TR_UNIT), UINT64_MAX);
+	for (int tries = 0; tries < 1000; tries++) {
+		if (slot_trylock(fd, 0))
+			return true;
+		nanosleep(&(struct timespec){0, 50000}, NULL);
+	}
+	return false;
+}
+
+bool tr_ledger_orphan(struct tr_ledger *l, int ledger_fd, int slot, int dev, uint64_t bytes)
+{
+	if (imports_on(l, ledger_fd, dev) > 0) {
+		if (!orphans_lock(ledger_fd))
+			return false;
+		/* All orphans together are at most what importers hold. */
+		uint64_t imports = imports_on(l, ledger_fd, dev);
+		uint64_t have = slot_units(l, 0, dev) * TR_UNIT;
+		uint64_t room = imports > have ? imports - have : 0;
+		uint64_t left = bytes < room ? bytes : room;
+		if (left > 0)
+			tr_ledger_add(l, 0, dev, (int64_t)(left / TR_UNIT), UINT64_MAX);
 		slot_unlock(ledger_fd, 0);
 	}
 	tr_ledger_add(l, slot, dev, -(int64_t)(bytes / TR_UNIT), UINT64_MAX);
+	return true;
 }
 
 void tr_ledger_settle_orphans(struct tr_ledger *l, int ledger_fd)
@@ -326,15 +344,16 @@ void tr_ledger_settle_orphans(struct tr_ledger *l, int ledger_fd)
 		return;
 	for (int d = 0; d < TR_MAX_DEVICES; d++) {
 		uint64_t have = slot_units(l, 0, d) * TR_UNIT;
-		uint64_t imports = have == 0 ? 0 : imports_on(l, ledger_fd, d, 0);
+		uint64_t imports = have == 0 ? 0 : imports_on(l, ledger_fd, d);
 		if (imports < have)
 			tr_ledger_add(l, 0, d, -(int64_t)((have - imports) / TR_UNIT), UINT64_MAX);
 	}
 	slot_unlock(ledger_fd, 0);
 }
 
-/* Gives back all that a dead process held. The caller holds the slot's file lock. */
-static void slot_clear(struct tr_ledger *l, int fd, int slot)
+/* Gives back all that a dead process held. The caller holds the slot's file lock. False: not now,
+ * what it exported could not be left to its importers. */
+static bool slot_clear(struct tr_ledger *l, int fd, int slot)
 {
 	struct tr_slot *s = &l->slot[slot];
 	for (int d = 0; d < TR_MAX_DEVICES; d++) {
@@ -343,8 +362,10 @@ static void slot_clear(struct tr_ledger *l, int fd, int slot)
 		uint64_t units = slot_units(l, slot, d);
 		if (units > 0) {
 			uint64_t exported = LOAD(&sd->exported), all = units * TR_UNIT;
-			if (exported > 0)
-				tr_ledger_orphan(l, fd, slot, d, exported < all ? exported : all);
+			if (exported > 0 && !tr_ledger_orphan(l, fd, slot, d,
+							      exported < all ? exported : all))
+				return false;
+			STORE(&sd->exported, 0);
 			units = slot_units(l, slot, d);
 			if (units > 0)
 				tr_ledger_add(l, slot, d, -(int64_t)units, UINT64_MAX);
@@ -359,6 +380,7 @@ static void slot_clear(struct tr_ledger *l, int fd, int slot)
 	s->host_pid = 0;
 	s->starttime = 0;
 	memset(s->reserved, 0, sizeof s->reserved);
+	return true;
 }
 
 static bool slot_dead(const struct tr_slot *s, uint64_t pidns)
@@ -381,10 +403,8 @@ int tr_ledger_reclaim(struct tr_ledger *l, int ledger_fd, int self)
 			continue;
 		if (!slot_dead(s, pidns) || !slot_trylock(ledger_fd, i))
 			continue;
-		if (LOAD(&s->state) == TR_SLOT_USED && slot_dead(s, pidns)) {
-			slot_clear(l, ledger_fd, i);
-			freed++;
-		}
+		if (LOAD(&s->state) == TR_SLOT_USED && slot_dead(s, pidns))
+			freed += slot_clear(l, ledger_fd, i);
 		slot_unlock(ledger_fd, i);
 	}
 	if (freed > 0)
@@ -392,11 +412,26 @@ int tr_ledger_reclaim(struct tr_ledger *l, int ledger_fd, int self)
 	return freed;
 }
 
+/* What this process held before an exec: the driver took it back with its descriptors. */
+static void clear_former_self(struct tr_ledger *l, int fd, uint32_t pid, uint64_t starttime,
+			      uint64_t pidns)
+{
+	for (int i = 1; i < TR_MAX_PROCS; i++) {
+		struct tr_slot *s = &l->slot[i];
+		if (LOAD(&s->state) != TR_SLOT_USED || s->pid != pid ||
+		    s->starttime != starttime || s->pidns != pidns || !slot_trylock(fd, i))
+			continue;
+		slot_clear(l, fd, i);
+		slot_unlock(fd, i);
+	}
+}
+
 int tr_ledger_claim(struct tr_ledger *l, int ledger_fd)
 {
 	uint32_t pid, start = __atomic_fetch_add(&l->next_slot, 1, __ATOMIC_RELAXED);
 	uint64_t starttime, pidns;
 	tr_self(&pid, &starttime, &pidns);
+	clear_former_self(l, ledger_fd, pid, starttime, pidns);
 	for (uint32_t k = 0; k < TR_MAX_PROCS - 1; k++) {
 		int i = 1 + (int)((start + k) % (TR_MAX_PROCS - 1));
 		struct tr_slot *s = &l->slot[i];
@@ -406,11 +441,10 @@ int tr_ledger_claim(struct tr_ledger *l, int ledger_fd)
 		if (!slot_trylock(ledger_fd, i))
 			continue;
 		if (LOAD(&s->state) == TR_SLOT_USED) {
-			if (!slot_dead(s, pidns)) {
+			if (!slot_dead(s, pidns) || !slot_clear(l, ledger_fd, i)) {
 				slot_unlock(ledger_fd, i);
 				continue;
 			}
-			slot_clear(l, ledger_fd, i);
 		}
 		struct timespec ts;
 		clock_gettime(CLOCK_MONOTONIC, &ts);

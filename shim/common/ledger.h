@@ -32,8 +32,9 @@ int tr_ledger_reclaim(struct tr_ledger *l, int ledger_fd, int self);
 void tr_ledger_settle_orphans(struct tr_ledger *l, int ledger_fd);
 
 /* Moves bytes that outlive their creator from `slot` to the orphans, as far as living processes
- * hold imports on the device. The rest is given back. */
-void tr_ledger_orphan(struct tr_ledger *l, int ledger_fd, int slot, int dev, uint64_t bytes);
+ * hold imports on the device. The rest is given back. False: nothing was done, another process
+ * stands still while it changes the orphans. */
+bool tr_ledger_orphan(struct tr_ledger *l, int ledger_fd, int slot, int dev, uint64_t bytes);
 
 /* Certain that the slot's process is a zombie or no more; in doubt, and for a process of another
  * PID namespace than own_pidns (the caller's, by tr_self), false. */

@@ -98,12 +98,6 @@ void tr_charge_taken(int dev, uint32_t units)
 	tr_unlock(&tr_account_lock);
 }
 
-/* What others hold when they hold this allocation. */
-static uint64_t exported_bytes(const struct tr_entry *e)
-{
-	return e->kind == TR_SHARED ? tr_round_up(e->aux, TR_UNIT) : e->units * TR_UNIT;
-}
-
 bool tr_remember(const struct tr_entry *e)
 {
 	tr_lock(&tr_account_lock);
@@ -141,11 +135,12 @@ static bool block_enter(uint64_t block, bool *failed)
 }
 
 /* One less; true if it was the last. */
-static bool block_leave(uint64_t block)
+static bool block_leave(uint64_t block, bool *exported)
 {
 	struct tr_entry *b = tr_table_get(&blocks, block), out;
 	if (b == NULL || --b->aux > 0)
 		return false;
+	*exported = (b->flags & TR_ENTRY_EXPORTED) != 0;
 	return tr_table_take(&blocks, block, &out);
 }
 
@@ -178,35 +173,53 @@ bool tr_plain_got(CUdeviceptr ptr, uint64_t bytes, int dev, uint32_t charged)
 	return !failed;
 }
 
-static uint32_t shared_leave(const struct tr_entry *e)
+/* Units of the blocks that nothing is in any more; *exported: of those that others may hold. */
+static uint32_t shared_leave(const struct tr_entry *e, uint32_t *exported)
 {
 	uint64_t first = block_of(e->key), last = block_of(e->key + e->aux - 1);
 	uint32_t gone = 0;
-	for (uint64_t b = first; b <= last; b += TR_BLOCK)
-		gone += block_leave(b);
-	return gone * (uint32_t)(TR_BLOCK / TR_UNIT);
+	for (uint64_t b = first; b <= last; b += TR_BLOCK) {
+		bool others = false;
+		if (block_leave(b, &others))
+			*(others ? exported : &gone) += (uint32_t)(TR_BLOCK / TR_UNIT);
+	}
+	return gone;
 }
 
 void tr_entry_freed(const struct tr_entry *e)
 {
-	if (e->flags & TR_ENTRY_EXPORTED)
-		tr_exported(e->dev, -(int64_t)exported_bytes(e));
+	uint32_t units = e->units, exported = 0;
+	if (e->kind == TR_IPC) {
+		tr_imported(e->dev, -(int64_t)e->aux);
+		return;
+	}
+	if (e->kind == TR_POOLED)
+		return;
 	tr_lock(&tr_account_lock);
-	uint32_t units = e->kind == TR_SHARED ? shared_leave(e) : e->units;
-	if (units > 0 && e->kind != TR_IPC && e->kind != TR_POOLED)
+	if (e->kind == TR_SHARED) {
+		units = shared_leave(e, &exported);
+	} else if (e->flags & TR_ENTRY_EXPORTED) {
+		exported = units;
+		units = 0;
+	}
+	if (units > 0)
 		add(e->dev, -(int64_t)units, UINT64_MAX);
 	tr_unlock(&tr_account_lock);
-	if (e->kind == TR_IPC)
-		tr_imported(e->dev, -(int64_t)e->aux);
+	if (exported > 0)
+		tr_uncharge_exported(e->dev, exported);
 }
 
 void tr_context_freed(CUcontext ctx)
 {
+	size_t at = 0, mask = 0;
 	for (;;) {
 		struct tr_entry e;
 		tr_lock(&tr_account_lock);
-		struct tr_entry *found = tr_table_find_owner(&allocations, (uint64_t)(uintptr_t)ctx);
-		bool more = found != NULL && tr_table_take(&allocations, found->key, &e);
+		if (allocations.mask != mask) { /* another thread made it grow: from the start */
+			mask = allocations.mask;
+			at = 0;
+		}
+		bool more = tr_table_take_owner(&allocations, (uint64_t)(uintptr_t)ctx, &at, &e);
 		tr_unlock(&tr_account_lock);
 		if (!more)
 			return;
@@ -244,6 +257,19 @@ void tr_imported(int dev, int64_t bytes)
 	tr_unlock(&reclaim_lock);
 }
 
+/* Who holds a small allocation of another process holds the blocks that it lies in. */
+static uint64_t export_blocks(const struct tr_entry *e)
+{
+	uint64_t first = block_of(e->key), last = block_of(e->key + e->aux - 1), bytes = 0;
+	for (uint64_t at = first; at <= last; at += TR_BLOCK) {
+		struct tr_entry *b = tr_table_get(&blocks, at);
+		if (b == NULL || b->flags & TR_ENTRY_EXPORTED)
+			continue;
+		b->flags |= TR_ENTRY_EXPORTED;
+		bytes += TR_BLOCK;
+	}
+	return bytes;
+}
 
 void tr_entry_exported(uint64_t key)
 {
@@ -251,9 +277,10 @@ void tr_entry_exported(uint64_t key)
 	int dev = 0;
 	tr_lock(&tr_account_lock);
 	struct tr_entry *e = tr_table_get(&allocations, key);
-	if (e != NULL && (e->flags & TR_ENTRY_EXPORTED) == 0) {
+	if (e != NULL && (e->kind == TR_PLAIN || e->kind == TR_SHARED) &&
+	    (e->flags & TR_ENTRY_EXPORTED) == 0) {
 		e->flags |= TR_ENTRY_EXPORTED;
-		bytes = exported_bytes(e);
+		bytes = e->kind == TR_SHARED ? export_blocks(e) : e->units * TR_UNIT;
 		dev = e->dev;
 	}
 	tr_unlock(&tr_account_lock);
@@ -261,16 +288,59 @@ void tr_entry_exported(uint64_t key)
 		tr_exported(dev, (int64_t)bytes);
 }
 
-bool tr_tenant_exports(int dev)
+uint64_t tr_tenant_exports(int dev)
 {
 	struct tr_ledger *l = tr_ledger();
-	if (tr_slot_bytes(l, 0, dev) > 0)
-		return true;
+	uint64_t sum = tr_slot_bytes(l, 0, dev);
 	for (int i = 1; i < TR_MAX_PROCS; i++)
-		if (__atomic_load_n(&l->slot[i].state, __ATOMIC_ACQUIRE) == TR_SLOT_USED &&
-		    __atomic_load_n(&l->slot[i].dev[dev].exported, __ATOMIC_ACQUIRE) > 0)
-			return true;
-	return false;
+		if (__atomic_load_n(&l->slot[i].state, __ATOMIC_ACQUIRE) == TR_SLOT_USED)
+			sum += __atomic_load_n(&l->slot[i].dev[dev].exported, __ATOMIC_ACQUIRE);
+	return sum;
+}
+
+uint64_t tr_import_begin(int dev)
+{
+	uint64_t guess = dev < 0 ? 0 : tr_tenant_exports(dev);
+	if (guess > 0)
+		tr_imported(dev, (int64_t)guess);
+	return guess;
+}
+
+void tr_import_end(int dev, uint64_t guess)
+{
+	if (guess > 0)
+		tr_imported(dev, -(int64_t)guess);
+}
+
+void tr_import_opened(CUdeviceptr ptr, uint64_t bytes, int dev)
+{
+	CUcontext ctx = NULL;
+	REAL(cuCtxGetCurrent)(&ctx);
+	struct tr_entry e = {.key = ptr,
+			     .aux = bytes,
+			     .owner = (uint64_t)(uintptr_t)ctx,
+			     .units = 1,
+			     .dev = (uint8_t)dev,
+			     .kind = TR_IPC};
+	tr_lock(&tr_account_lock);
+	struct tr_entry *had = tr_table_get(&allocations, ptr);
+	bool again = had != NULL && had->kind == TR_IPC;
+	if (again)
+		had->units++;
+	bool fresh = !again && tr_table_put(&allocations, &e);
+	tr_unlock(&tr_account_lock);
+	if (fresh)
+		tr_imported(dev, (int64_t)bytes);
+}
+
+bool tr_import_close(CUdeviceptr ptr, struct tr_entry *out)
+{
+	tr_lock(&tr_account_lock);
+	struct tr_entry *e = tr_table_get(&allocations, ptr);
+	bool last = e != NULL && e->kind == TR_IPC && --e->units == 0 &&
+		    tr_table_take(&allocations, ptr, out);
+	tr_unlock(&tr_account_lock);
+	return last;
 }
 
 void tr_uncharge_exported(int dev, uint32_t units)

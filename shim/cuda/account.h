@@ -21,7 +21,7 @@ enum tr_kind {
 	TR_ARRAY,
 	TR_MIPMAP,
 	TR_POOLED,   /* stream-ordered: charged through its pool (aux) */
-	TR_IPC,	     /* opened from another process: not charged */
+	TR_IPC,	     /* opened from another process: not charged; units: times that it was opened */
 	TR_EXTERNAL,
 };
 
@@ -58,14 +58,24 @@ void tr_entry_freed(const struct tr_entry *e);
 /* Everything that belongs to a context that the driver has destroyed. */
 void tr_context_freed(CUcontext ctx);
 
-/* Marks an allocation as held by other processes too (IPC). */
+/* Marks a plain allocation as held by other processes too (IPC). */
 void tr_entry_exported(uint64_t key);
 /* Bytes that this process holds through imports, on a device: + or -. */
 void tr_imported(int dev, int64_t bytes);
 /* Bytes of this process's charge that others may hold: + or -. */
 void tr_exported(int dev, int64_t bytes);
-/* Some process of the tenant has exported memory on the device, or left some to its importers. */
-bool tr_tenant_exports(int dev);
+/* Bytes that processes of the tenant have exported on the device or left to importers. */
+uint64_t tr_tenant_exports(int dev);
+
+/* Around an import whose size is not known before: as long as it is under way it counts for all
+ * that it could be, so that the memory stays charged if its creator dies meanwhile. */
+uint64_t tr_import_begin(int dev);
+void tr_import_end(int dev, uint64_t guess);
+/* Memory of another process opened at an address, for the current context; the driver gives the
+ * same address each time. */
+void tr_import_opened(CUdeviceptr ptr, uint64_t bytes, int dev);
+/* One opening less; true with the entry when it was the last. Before the driver call. */
+bool tr_import_close(CUdeviceptr ptr, struct tr_entry *out);
 /* As tr_uncharge, for memory that was exported: stays with the tenant while importers hold it. */
 void tr_uncharge_exported(int dev, uint32_t units);
 

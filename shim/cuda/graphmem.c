@@ -22,14 +22,27 @@ struct exec_memory {
 	CUgraphExec exec;
 	struct exec_memory *next;
 	uint32_t units[TR_MAX_DEVICES]; /* worst case of its allocation nodes */
-	bool backed;			/* launched since the last trim */
 };
 static struct exec_memory *execs;
+
+/* The last launched since the last trim: the pool holds what it needs, as nobody else has taken
+ * from the pool meanwhile. Any other may find the pool's memory in use. */
+static CUgraphExec backed;
+
+/* A launch under way; it outlives its executable graph. */
+struct flight {
+	struct flight *next;
+	int token;
+	uint32_t units[TR_MAX_DEVICES];
+};
+static struct flight *flights;
 
 void tr_graphmem_after_fork(void)
 {
 	graph_lock.word = 0;
 	execs = NULL;
+	flights = NULL;
+	backed = NULL;
 	memset(part, 0, sizeof part);
 }
 
@@ -61,10 +74,16 @@ static void settle(int dev, CUdevice handle)
 /* --- what a graph will take ---------------------------------------------------------------- */
 
 #define DEPTH_MAX 16 /* of child graphs */
+#define CHUNK (32ull << 20) /* by which the pool grows (observed) */
 
-static void sum_nodes(CUgraph graph, uint32_t *units, int depth);
+/* Bytes per device: of nodes that take chunks of their own, and of those that share chunks. */
+struct sum {
+	uint64_t large[TR_MAX_DEVICES], small[TR_MAX_DEVICES];
+};
 
-static void sum_node(CUgraphNode node, uint32_t *units, int depth)
+static void sum_nodes(CUgraph graph, struct sum *sum, int depth);
+
+static void sum_node(CUgraphNode node, struct sum *sum, int depth)
 {
 	CUgraphNodeType type;
 	if (REAL(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
@@ -76,16 +95,18 @@ static void sum_node(CUgraphNode node, uint32_t *units, int depth)
 		int dev = p.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE
 				  ? tr_device_index(p.poolProps.location.id)
 				  : -1;
-		if (dev >= 0)
-			units[dev] += tr_units(tr_round_up(p.bytesize, 32ull << 20));
+		if (dev >= 0 && p.bytesize > CHUNK / 2)
+			sum->large[dev] += tr_round_up(p.bytesize, CHUNK);
+		else if (dev >= 0)
+			sum->small[dev] += tr_round_up(p.bytesize, TR_BLOCK);
 	} else if (type == CU_GRAPH_NODE_TYPE_GRAPH && depth < DEPTH_MAX) {
 		CUgraph child;
 		if (REAL(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
-			sum_nodes(child, units, depth + 1);
+			sum_nodes(child, sum, depth + 1);
 	}
 }
 
-static void sum_nodes(CUgraph graph, uint32_t *units, int depth)
+static void sum_nodes(CUgraph graph, struct sum *sum, int depth)
 {
 	size_t n = 0;
 	if (REAL(cuGraphGetNodes)(graph, NULL, &n) != CUDA_SUCCESS || n == 0)
@@ -95,8 +116,15 @@ static void sum_nodes(CUgraph graph, uint32_t *units, int depth)
 		return;
 	if (REAL(cuGraphGetNodes)(graph, nodes, &n) == CUDA_SUCCESS)
 		for (size_t i = 0; i < n; i++)
-			sum_node(nodes[i], units, depth);
+			sum_node(nodes[i], sum, depth);
 	free(nodes);
+}
+
+/* However the small ones are packed, all chunks but one are more than half full. */
+static uint32_t worst_case(uint64_t large, uint64_t small)
+{
+	uint64_t packed = tr_round_up(small, CHUNK), twice = tr_round_up(2 * small, CHUNK);
+	return tr_units(large + (small <= CHUNK ? packed : twice));
 }
 
 static struct exec_memory **find(CUgraphExec exec)
@@ -115,10 +143,13 @@ void tr_graphmem_instantiated(CUgraphExec exec, CUgraph graph)
 	if (m == NULL)
 		return;
 	m->exec = exec;
-	sum_nodes(graph, m->units, 0);
+	struct sum sum = {{0}, {0}};
+	sum_nodes(graph, &sum, 0);
 	bool any = false;
-	for (int d = 0; d < TR_MAX_DEVICES; d++)
+	for (int d = 0; d < TR_MAX_DEVICES; d++) {
+		m->units[d] = worst_case(sum.large[d], sum.small[d]);
 		any = any || m->units[d] != 0;
+	}
 	if (!any) {
 		free(m);
 		return;
@@ -137,26 +168,22 @@ void tr_graphmem_destroyed(CUgraphExec exec)
 	struct exec_memory **at = find(exec), *m = *at;
 	if (m != NULL)
 		*at = m->next;
+	if (backed == exec)
+		backed = NULL;
 	tr_unlock(&graph_lock);
 	free(m);
 }
 
 /* --- launches ------------------------------------------------------------------------------ */
 
-/* Charges on every device, or on none. Result: a bit per device. */
-static bool charge_all(const uint32_t *units, int *mask)
+/* Charges on every device, or on none. */
+static bool charge_all(const uint32_t *units)
 {
-	*mask = 0;
 	for (int d = 0; d < TR_MAX_DEVICES; d++) {
-		if (units[d] == 0)
+		if (tr_charge(d, units[d]))
 			continue;
-		if (tr_charge(d, units[d])) {
-			*mask |= 1 << d;
-			continue;
-		}
-		for (int u = 0; u < d; u++)
-			if (*mask & (1 << u))
-				tr_uncharge(u, units[u]);
+		while (d-- > 0)
+			tr_uncharge(d, units[d]);
 		return false;
 	}
 	return true;
@@ -172,20 +199,28 @@ CUresult tr_graph_mem_before(CUgraphExec exec, CUstream stream, bool ptsz, int *
 	CUresult r = tr_enter();
 	if (r != CUDA_SUCCESS)
 		return r;
-	uint32_t units[TR_MAX_DEVICES] = {0};
+	static int next_token;
 	tr_lock(&graph_lock);
-	struct exec_memory *m = *find(exec);
-	if (m != NULL && !m->backed)
-		memcpy(units, m->units, sizeof units);
+	struct exec_memory *m = backed == exec ? NULL : *find(exec);
+	struct flight *f = m == NULL ? NULL : calloc(1, sizeof *f);
+	if (f != NULL)
+		memcpy(f->units, m->units, sizeof f->units);
 	tr_unlock(&graph_lock);
-	if (!charge_all(units, token))
+	if (m == NULL)
+		return CUDA_SUCCESS;
+	if (f == NULL || !charge_all(f->units)) {
+		free(f);
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	tr_lock(&graph_lock);
-	for (int d = 0; d < TR_MAX_DEVICES; d++)
-		if (*token & (1 << d)) {
-			part[d].in_flight += units[d];
-			part[d].charged += units[d];
-		}
+	next_token = next_token == INT32_MAX ? 1 : next_token + 1;
+	*token = f->token = next_token;
+	f->next = flights;
+	flights = f;
+	for (int d = 0; d < TR_MAX_DEVICES; d++) {
+		part[d].in_flight += f->units[d];
+		part[d].charged += f->units[d];
+	}
 	tr_unlock(&graph_lock);
 	return CUDA_SUCCESS;
 }
@@ -195,26 +230,21 @@ void tr_graph_mem_after(CUgraphExec exec, int token, CUresult result)
 	if (token == 0)
 		return;
 	tr_lock(&graph_lock);
-	struct exec_memory *m = *find(exec);
-	for (int d = 0; d < TR_MAX_DEVICES; d++) {
-		if ((token & (1 << d)) == 0)
-			continue;
-		/* The graph may have been destroyed meanwhile, by another thread. */
-		if (m != NULL)
-			part[d].in_flight -= m->units[d];
-		else
-			part[d].in_flight = 0;
-		settle(d, tr_device_handle(d));
-	}
-	if (m != NULL && result == CUDA_SUCCESS)
-		m->backed = true;
+	struct flight **at = &flights;
+	while (*at != NULL && (*at)->token != token)
+		at = &(*at)->next;
+	struct flight *f = *at;
+	if (f != NULL)
+		*at = f->next;
+	for (int d = 0; f != NULL && d < TR_MAX_DEVICES; d++)
+		if (f->units[d] != 0) {
+			part[d].in_flight -= f->units[d];
+			settle(d, tr_device_handle(d));
+		}
+	/* With another launch under way it is not known who took what. */
+	backed = result == CUDA_SUCCESS && flights == NULL && *find(exec) != NULL ? exec : NULL;
 	tr_unlock(&graph_lock);
-}
-
-static void unback_all(void)
-{
-	for (struct exec_memory *m = execs; m != NULL; m = m->next)
-		m->backed = false;
+	free(f);
 }
 
 void tr_graphmem_trim(int dev)
@@ -225,7 +255,7 @@ void tr_graphmem_trim(int dev)
 	tr_lock(&graph_lock);
 	REAL(cuDeviceGraphMemTrim)(handle);
 	settle(dev, handle);
-	unback_all();
+	backed = NULL;
 	tr_unlock(&graph_lock);
 }
 
@@ -237,7 +267,7 @@ CUresult EXPORT cuDeviceGraphMemTrim(CUdevice device)
 		return r;
 	tr_lock(&graph_lock);
 	settle(dev, device);
-	unback_all();
+	backed = NULL;
 	tr_unlock(&graph_lock);
 	return r;
 }

@@ -19,7 +19,7 @@ struct pool {
 	struct pool *next;
 	uint32_t charged;     /* units: reserved by the driver + in_flight */
 	uint32_t in_flight;   /* units reserved by calls under way */
-	uint32_t outstanding; /* allocations not freed */
+	uint32_t outstanding; /* allocations not freed, and calls under way */
 	int dev;	      /* -1: not device memory, never charged */
 	bool destroyed;	      /* lives until the last allocation is freed */
 	bool exported;
@@ -31,10 +31,20 @@ static struct pool *pools;
 static uint64_t chunk = CHUNK_FIRST;
 static bool dirty; /* something was freed since the last settling */
 
+/* Plain memory freed in stream order is the driver's again only when the stream gets there, so it
+ * stays charged until an event behind it has passed. */
+struct late_free {
+	struct tr_entry entry;
+	CUevent event;
+	struct late_free *next;
+};
+static struct late_free *late;
+
 void tr_pools_after_fork(void)
 {
 	pools_lock.word = 0;
 	pools = NULL;
+	late = NULL;
 }
 
 static struct pool *find(CUmemoryPool handle)
@@ -62,28 +72,35 @@ static void adjust(struct pool *p, uint32_t target)
 	if (p->dev < 0 || target == p->charged)
 		return;
 	int64_t delta = (int64_t)target - p->charged;
-	if (delta > 0)
+	if (delta > 0) {
 		tr_charge_taken(p->dev, (uint32_t)delta);
-	else
+		if (p->exported)
+			tr_exported(p->dev, delta * (int64_t)TR_UNIT);
+	} else if (p->exported) {
+		tr_uncharge_exported(p->dev, (uint32_t)-delta);
+	} else {
 		tr_uncharge(p->dev, (uint32_t)-delta);
-	if (p->exported)
-		tr_exported(p->dev, delta * (int64_t)TR_UNIT);
+	}
 	p->charged = target;
 }
 
-/* The caller holds pools_lock. */
-static void settle(struct pool *p)
+/* The caller holds pools_lock. False: the driver does not tell. */
+static bool settle(struct pool *p)
 {
 	cuuint64_t reserved = 0;
 	if (p->dev < 0 || p->destroyed ||
 	    REAL(cuMemPoolGetAttribute)(p->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
 					&reserved) != CUDA_SUCCESS)
-		return;
+		return false;
 	adjust(p, tr_units(reserved) + p->in_flight);
+	return true;
 }
+
+static void late_frees_settle(void);
 
 void tr_pools_settle(int dev)
 {
+	late_frees_settle();
 	tr_lock(&pools_lock);
 	for (struct pool *p = pools; p != NULL; p = p->next)
 		if (p->dev == dev)
@@ -93,6 +110,7 @@ void tr_pools_settle(int dev)
 
 void tr_pools_trim(int dev)
 {
+	late_frees_settle();
 	tr_lock(&pools_lock);
 	for (struct pool *p = pools; p != NULL; p = p->next)
 		if (p->dev == dev && !p->destroyed) {
@@ -107,6 +125,7 @@ void tr_pools_after_sync(void)
 	if (!__atomic_load_n(&dirty, __ATOMIC_RELAXED) ||
 	    !__atomic_exchange_n(&dirty, false, __ATOMIC_RELAXED))
 		return;
+	late_frees_settle();
 	tr_lock(&pools_lock);
 	for (struct pool *p = pools; p != NULL; p = p->next)
 		settle(p);
@@ -148,22 +167,53 @@ struct ticket {
 	uint32_t units;
 };
 
+/* The caller holds pools_lock. A destroyed pool ends with its last use. */
+static void release(struct pool *p)
+{
+	if (--p->outstanding > 0 || !p->destroyed)
+		return;
+	adjust(p, 0);
+	for (struct pool **at = &pools; *at != NULL; at = &(*at)->next)
+		if (*at == p) {
+			*at = p->next;
+			free(p);
+			return;
+		}
+}
+
+/* A pool that was not made here is the default pool of some device, not necessarily the stream's. */
+static int default_pool_device(CUmemoryPool handle, int otherwise)
+{
+	CUmemoryPool pool;
+	for (int i = 0; i < tr_visible_devices; i++)
+		if (REAL(cuDeviceGetDefaultMemPool)(&pool, tr_visible_handle(i)) == CUDA_SUCCESS &&
+		    pool == handle)
+			return tr_device_index(tr_visible_handle(i));
+	return otherwise;
+}
+
 static bool begin(CUmemoryPool handle, int dev, uint64_t bytes, struct ticket *t)
 {
 	tr_lock(&pools_lock);
 	struct pool *p = find(handle);
 	if (p == NULL)
-		p = add(handle, dev);
+		p = add(handle, default_pool_device(handle, dev));
 	t->pool = p;
 	t->units = p == NULL || p->dev < 0 ? 0 : tr_units(tr_round_up(bytes, chunk));
 	dev = p == NULL ? -1 : p->dev;
+	if (p != NULL)
+		p->outstanding++;
 	tr_unlock(&pools_lock);
 	if (p == NULL)
 		return false;
 	if (t->units == 0)
 		return true;
-	if (!tr_charge(dev, t->units))
+	if (!tr_charge(dev, t->units)) {
+		tr_lock(&pools_lock);
+		release(p);
+		tr_unlock(&pools_lock);
 		return false;
+	}
 	tr_lock(&pools_lock);
 	p->in_flight += t->units;
 	p->charged += t->units;
@@ -173,27 +223,27 @@ static bool begin(CUmemoryPool handle, int dev, uint64_t bytes, struct ticket *t
 	return true;
 }
 
-static void end(const struct ticket *t)
+static void end(const struct ticket *t, bool got)
 {
 	struct pool *p = t->pool;
 	tr_lock(&pools_lock);
 	uint32_t before = p->charged;
 	p->in_flight -= t->units;
-	settle(p);
+	if (!settle(p) && !got)
+		adjust(p, p->charged - t->units);
 	if (p->charged > before && t->units > 0 && p->in_flight == 0) {
 		chunk *= 2;
 		TR_TRACE("pool grew beyond its chunk: chunks of %llu MiB now",
 			 (unsigned long long)chunk >> 20);
 	}
+	if (!got)
+		release(p);
 	tr_unlock(&pools_lock);
 }
 
 static CUresult keep(CUresult r, const CUdeviceptr *ptr, size_t bytes, const struct ticket *t)
 {
 	if (r == CUDA_SUCCESS) {
-		tr_lock(&pools_lock);
-		t->pool->outstanding++;
-		tr_unlock(&pools_lock);
 		struct tr_entry e = {.key = *ptr,
 				     .aux = (uint64_t)(uintptr_t)t->pool,
 				     .units = tr_units(bytes),
@@ -201,7 +251,7 @@ static CUresult keep(CUresult r, const CUdeviceptr *ptr, size_t bytes, const str
 				     .kind = TR_POOLED};
 		tr_remember(&e);
 	}
-	end(t);
+	end(t, r == CUDA_SUCCESS);
 	return r;
 }
 
@@ -270,39 +320,28 @@ CUresult EXPORT cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytesize,
 
 /* --- freeing ------------------------------------------------------------------------------- */
 
-static void drop(struct pool *p)
-{
-	for (struct pool **at = &pools; *at != NULL; at = &(*at)->next)
-		if (*at == p) {
-			*at = p->next;
-			free(p);
-			return;
-		}
-}
-
 void tr_pool_freed(const struct tr_entry *e)
 {
 	struct pool *p = (struct pool *)(uintptr_t)e->aux;
 	__atomic_store_n(&dirty, true, __ATOMIC_RELAXED);
 	tr_lock(&pools_lock);
-	if (--p->outstanding == 0 && p->destroyed) {
-		adjust(p, 0);
-		drop(p);
-	}
+	release(p);
 	tr_unlock(&pools_lock);
 }
 
-/* Plain memory freed in stream order is the driver's again only when the stream gets there, so it
- * stays charged until an event behind it has passed. */
-struct late_free {
-	struct tr_entry entry;
-	CUevent event;
-	struct late_free *next;
-};
-static struct late_free *late;
+/* What is asked here concerns no capture of the application. */
+static CUstreamCaptureMode relax_capture(CUstreamCaptureMode mode)
+{
+	if (REAL(cuThreadExchangeStreamCaptureMode) != NULL)
+		REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+	return mode;
+}
 
 static void late_frees_settle(void)
 {
+	if (__atomic_load_n(&late, __ATOMIC_RELAXED) == NULL)
+		return;
+	CUstreamCaptureMode mode = relax_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
 	tr_lock(&pools_lock);
 	struct late_free **at = &late, *done = NULL;
 	while (*at != NULL) {
@@ -315,6 +354,8 @@ static void late_frees_settle(void)
 		f->next = done;
 		done = f;
 	}
+	if (late != NULL)
+		__atomic_store_n(&dirty, true, __ATOMIC_RELAXED);
 	tr_unlock(&pools_lock);
 	while (done != NULL) {
 		struct late_free *f = done;
@@ -323,6 +364,7 @@ static void late_frees_settle(void)
 		tr_entry_freed(&f->entry);
 		free(f);
 	}
+	relax_capture(mode);
 }
 
 static void free_later(const struct tr_entry *e, CUstream s, bool ptsz)
@@ -335,13 +377,15 @@ static void free_later(const struct tr_entry *e, CUstream s, bool ptsz)
 	if (r == CUDA_SUCCESS)
 		r = ptsz ? REAL(cuEventRecord_ptsz)(f->event, s) : REAL(cuEventRecord)(f->event, s);
 	if (r != CUDA_SUCCESS) {
+		REAL(cuEventDestroy_v2)(f->event);
 		free(f);
 		return;
 	}
 	tr_lock(&pools_lock);
 	f->next = late;
-	late = f;
+	__atomic_store_n(&late, f, __ATOMIC_RELAXED);
 	tr_unlock(&pools_lock);
+	__atomic_store_n(&dirty, true, __ATOMIC_RELAXED);
 }
 
 typedef CUresult (*free_fn)(CUdeviceptr, CUstream);
@@ -349,8 +393,7 @@ typedef CUresult (*free_fn)(CUdeviceptr, CUstream);
 static CUresult free_async(free_fn real, bool ptsz, CUdeviceptr dptr, CUstream s)
 {
 	struct tr_entry e;
-	if (late != NULL)
-		late_frees_settle();
+	late_frees_settle();
 	bool captured = capturing(s, ptsz);
 	bool known = !captured && tr_forget(dptr, &e);
 	CUresult r = real(dptr, s);
@@ -404,6 +447,7 @@ CUresult EXPORT cuMemPoolDestroy(CUmemoryPool pool)
 	struct pool *p = find(pool);
 	if (p != NULL) {
 		settle(p);
+		p->outstanding++;
 		p->destroyed = true;
 	}
 	tr_unlock(&pools_lock);
@@ -411,12 +455,9 @@ CUresult EXPORT cuMemPoolDestroy(CUmemoryPool pool)
 	if (p == NULL)
 		return r;
 	tr_lock(&pools_lock);
-	if (r != CUDA_SUCCESS) {
+	if (r != CUDA_SUCCESS)
 		p->destroyed = false;
-	} else if (p->outstanding == 0) {
-		adjust(p, 0);
-		drop(p);
-	}
+	release(p);
 	tr_unlock(&pools_lock);
 	return r;
 }
@@ -467,16 +508,18 @@ CUresult EXPORT cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void 
 CUresult EXPORT cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool,
 				       CUmemPoolPtrExportData *shareData)
 {
-	CUresult r = REAL(cuMemPoolImportPointer)(ptr_out, pool, shareData);
+	CUresult r;
+	int dev = tr_enter_current(&r);
 	if (r != CUDA_SUCCESS)
 		return r;
+	uint64_t guess = tr_import_begin(dev);
+	r = REAL(cuMemPoolImportPointer)(ptr_out, pool, shareData);
 	size_t bytes = 0;
 	CUdeviceptr base;
-	int dev = tr_enter_current(&r);
-	if (dev < 0 || REAL(cuMemGetAddressRange_v2)(&base, &bytes, *ptr_out) != CUDA_SUCCESS)
-		return CUDA_SUCCESS;
-	struct tr_entry e = {.key = *ptr_out, .aux = bytes, .dev = (uint8_t)dev, .kind = TR_IPC};
-	if (tr_remember(&e))
-		tr_imported(dev, (int64_t)bytes);
-	return CUDA_SUCCESS;
+	/* It holds the chunks that it lies in. */
+	if (dev >= 0 && r == CUDA_SUCCESS &&
+	    REAL(cuMemGetAddressRange_v2)(&base, &bytes, *ptr_out) == CUDA_SUCCESS)
+		tr_import_opened(*ptr_out, tr_round_up(bytes, chunk), dev);
+	tr_import_end(dev, guess);
+	return r;
 }

@@ -16,42 +16,49 @@ CUresult EXPORT cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 	return r;
 }
 
-static CUresult opened(CUresult r, const CUdeviceptr *ptr)
+typedef CUresult (*open_fn)(CUdeviceptr *, CUipcMemHandle, unsigned int);
+
+static CUresult open_handle(open_fn real, CUdeviceptr *ptr, CUipcMemHandle handle, unsigned flags)
 {
 	CUdeviceptr base;
 	size_t size = 0;
-	CUresult ignored;
+	CUresult r;
+	int dev = tr_enter_current(&r);
 	if (r != CUDA_SUCCESS)
 		return r;
-	int dev = tr_enter_current(&ignored);
-	if (dev < 0 || REAL(cuMemGetAddressRange_v2)(&base, &size, *ptr) != CUDA_SUCCESS)
-		return r;
-	struct tr_entry e = {.key = *ptr, .aux = size, .dev = (uint8_t)dev, .kind = TR_IPC};
-	if (tr_remember(&e))
-		tr_imported(dev, (int64_t)size);
+	uint64_t guess = tr_import_begin(dev);
+	r = real(ptr, handle, flags);
+	if (dev >= 0 && r == CUDA_SUCCESS &&
+	    REAL(cuMemGetAddressRange_v2)(&base, &size, *ptr) == CUDA_SUCCESS)
+		tr_import_opened(*ptr, tr_round_up(size, TR_BLOCK), dev);
+	tr_import_end(dev, guess);
 	return r;
 }
 
 CUresult EXPORT cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)
 {
-	return opened(REAL(cuIpcOpenMemHandle)(pdptr, handle, Flags), pdptr);
+	return open_handle(REAL(cuIpcOpenMemHandle), pdptr, handle, Flags);
 }
 
 CUresult EXPORT cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle,
 				      unsigned int Flags)
 {
-	return opened(REAL(cuIpcOpenMemHandle_v2)(pdptr, handle, Flags), pdptr);
+	return open_handle(REAL(cuIpcOpenMemHandle_v2), pdptr, handle, Flags);
 }
 
 CUresult EXPORT cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
 	struct tr_entry e;
-	bool known = tr_forget(dptr, &e);
+	bool last = tr_import_close(dptr, &e);
 	CUresult r = REAL(cuIpcCloseMemHandle)(dptr);
-	if (known && r == CUDA_SUCCESS)
+	if (!last)
+		return r;
+	if (r == CUDA_SUCCESS) {
 		tr_entry_freed(&e);
-	else if (known)
+	} else {
+		e.units = 1;
 		tr_remember(&e);
+	}
 	return r;
 }
 
@@ -71,10 +78,8 @@ CUresult EXPORT cuImportExternalMemory(CUexternalMemory *extMem_out,
 		tr_uncharge(dev, units);
 		return r;
 	}
-	CUcontext ctx = NULL;
-	REAL(cuCtxGetCurrent)(&ctx);
+	/* Without an owner: no documentation says that it ends with a context. */
 	struct tr_entry e = {.key = (uint64_t)(uintptr_t)*extMem_out,
-			     .owner = (uint64_t)(uintptr_t)ctx,
 			     .units = units,
 			     .dev = (uint8_t)dev,
 			     .kind = TR_EXTERNAL};

@@ -78,10 +78,11 @@ bool tr_table_take(struct tr_table *t, uint64_t key, struct tr_entry *out)
 	return true;
 }
 
-struct tr_entry *tr_table_find_owner(const struct tr_table *t, uint64_t owner)
+/* What a removal shifts comes from behind the place it goes to, so nothing gets past *at unseen. */
+bool tr_table_take_owner(struct tr_table *t, uint64_t owner, size_t *at, struct tr_entry *out)
 {
-	for (size_t i = 0; t->mask != 0 && i <= t->mask; i++)
-		if (t->slots[i].key != 0 && t->slots[i].owner == owner)
-			return &t->slots[i];
-	return NULL;
+	for (; t->mask != 0 && *at <= t->mask; ++*at)
+		if (t->slots[*at].key != 0 && t->slots[*at].owner == owner)
+			return tr_table_take(t, t->slots[*at].key, out);
+	return false;
 }

@@ -29,6 +29,7 @@ bool tr_table_put(struct tr_table *t, const struct tr_entry *e);
 struct tr_entry *tr_table_get(const struct tr_table *t, uint64_t key);
 /* Removes the entry and copies it to *out. False if there is none. */
 bool tr_table_take(struct tr_table *t, uint64_t key, struct tr_entry *out);
-/* Any entry of this owner; NULL when there is no more. Linear: for contexts that end. */
-struct tr_entry *tr_table_find_owner(const struct tr_table *t, uint64_t owner);
+/* Removes an entry of this owner and copies it to *out; false when there is no more. *at is 0 at
+ * first and then left alone between calls, so that removing all is one walk through the table. */
+bool tr_table_take_owner(struct tr_table *t, uint64_t owner, size_t *at, struct tr_entry *out);
 #endif
