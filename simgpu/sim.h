@@ -56,7 +56,7 @@ static inline CUstream sim_pt(CUstream s)
 /* --- contexts and devices (context.c, device.c) ------------------------------------------------ */
 
 #define SIM_CTX_MAGIC 0x43545853u
-struct sim_time_ctx;  /* simtime's: default streams, list of streams, engine context */
+struct sim_time_ctx;  /* of the time half: default streams, list of streams, engine context */
 struct sim_mem_ctx;   /* memory half's */
 struct CUctx_st {
 	uint32_t magic;
@@ -111,7 +111,7 @@ struct CUfunc_st {
 	unsigned shared_dynamic;
 	unsigned param_size;
 	uint8_t param[4096];
-	void *time; /* simtime's, NULL at first */
+	void *time; /* of the time half, NULL at first */
 	struct CUfunc_st *next;
 };
 /* The function behind a CUfunction or CUkernel handle, NULL if it is none. */
