@@ -2,6 +2,7 @@ package tenant
 
 import (
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,8 +48,7 @@ func (l *Ledger) Reclaim() int {
 		if atomic.LoadUint32(&l.page.slot[i].state) != slotUsed || l.held(i) || !l.dead(i) || !l.tryLock(i) {
 			continue
 		}
-		if l.dead(i) {
-			l.clear(i)
+		if atomic.LoadUint32(&l.page.slot[i].state) == slotUsed && l.dead(i) && l.clear(i) {
 			freed++
 		}
 		l.unlock(i)
@@ -57,15 +57,19 @@ func (l *Ledger) Reclaim() int {
 	return freed
 }
 
-// clear gives back all that a dead process held. The caller holds the slot's file lock.
-func (l *Ledger) clear(index int) {
+// clear gives back all that a dead process held. The caller holds the slot's file lock. False: not
+// now, what it exported could not be left to its importers.
+func (l *Ledger) clear(index int) bool {
 	s := &l.page.slot[index]
 	for d := range s.dev {
 		sd := &s.dev[d]
 		atomic.StoreUint64(&sd.imported, 0)
 		if bytes := l.slotUnits(index, d) * Unit; bytes > 0 {
 			if exported := atomic.LoadUint64(&sd.exported); exported > 0 {
-				l.orphan(index, d, min(exported, bytes))
+				if !l.orphan(index, d, min(exported, bytes)) {
+					return false
+				}
+				atomic.StoreUint64(&sd.exported, 0)
 			}
 			if units := l.slotUnits(index, d); units > 0 {
 				l.add(index, d, -int64(units), NoLimit)
@@ -81,24 +85,44 @@ func (l *Ledger) clear(index int) {
 	atomic.StoreUint32(&s.hostPid, 0)
 	atomic.StoreUint64(&s.starttime, 0)
 	s.reserved = [len(s.reserved)]uint64{}
+	return true
 }
 
 // orphan moves bytes that outlive their creator to slot 0, as far as living processes hold imports
-// on the device, and gives the rest back.
-func (l *Ledger) orphan(index, dev int, bytes uint64) {
-	if keep := min(bytes, l.imports(dev, index)); keep > 0 && l.tryLock(0) {
-		l.add(0, dev, int64(keep/Unit), NoLimit)
+// on the device, and gives the rest back. All orphans together are at most what importers hold.
+// False: nothing was done, as another process holds the orphans' lock for long.
+func (l *Ledger) orphan(index, dev int, bytes uint64) bool {
+	if l.imports(dev) > 0 {
+		if !l.lockOrphans() {
+			return false
+		}
+		imports, have := l.imports(dev), l.slotUnits(0, dev)*Unit
+		if imports > have {
+			l.add(0, dev, int64(min(bytes, imports-have)/Unit), NoLimit)
+		}
 		l.unlock(0)
 	}
 	l.add(index, dev, -int64(bytes/Unit), NoLimit)
+	return true
+}
+
+// lockOrphans waits for the lock of slot 0, which is held for microseconds at a time.
+func (l *Ledger) lockOrphans() bool {
+	for range 1000 {
+		if l.tryLock(0) {
+			return true
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+	return false
 }
 
 // imports is what living processes hold of others' memory on a device.
-func (l *Ledger) imports(dev, except int) uint64 {
+func (l *Ledger) imports(dev int) uint64 {
 	var sum uint64
 	for i := 1; i < MaxProcs; i++ {
 		s := &l.page.slot[i]
-		if i == except || atomic.LoadUint32(&s.state) != slotUsed {
+		if atomic.LoadUint32(&s.state) != slotUsed {
 			continue
 		}
 		if n := atomic.LoadUint64(&s.dev[dev].imported); n != 0 && (l.held(i) || !l.process(i).Gone()) {
@@ -123,7 +147,7 @@ func (l *Ledger) settleOrphans() {
 		if have == 0 {
 			continue
 		}
-		if imports := l.imports(d, 0); imports < have {
+		if imports := l.imports(d); imports < have {
 			l.add(0, d, -int64((have-imports)/Unit), NoLimit)
 		}
 	}
