@@ -103,7 +103,7 @@ struct tr_account {
 struct tr_slot_dev {
 	uint64_t op;       /* number of the last operation begun */
 	uint64_t value[2]; /* units of TR_UNIT */
-	uint64_t ack;      /* highest operation known to have taken effect, low TR_WORD_OP_BITS bits */
+	uint64_t ack;      /* highest operation known to have taken effect */
 	uint64_t exported; /* bytes in value that other processes may hold (VMM export, IPC, pools) */
 	uint64_t imported; /* bytes held through imports, not charged here */
 	uint64_t context;  /* bytes in value that were charged for contexts */

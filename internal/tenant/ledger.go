@@ -141,10 +141,9 @@ func (l *Ledger) InUse() bool {
 	return false
 }
 
-func amount(w uint64) uint64   { return w & amountMask }
-func wordSlot(w uint64) int    { return int(w>>amountBits&slotMask) - 1 }
-func wordOp(w uint64) uint64   { return w >> (amountBits + slotBits) }
-func opLater(a, b uint64) bool { d := (a - b) & opMask; return d != 0 && d < (opMask+1)/2 }
+func amount(w uint64) uint64 { return w & amountMask }
+func wordSlot(w uint64) int  { return int(w>>amountBits&slotMask) - 1 }
+func wordOp(w uint64) uint64 { return w >> (amountBits + slotBits) }
 
 func makeWord(amount uint64, slot int, op uint64) uint64 {
 	return amount | uint64(slot+1)<<amountBits | op&opMask<<(amountBits+slotBits)
@@ -157,12 +156,19 @@ func withOverhead(bytes uint64, overhead int64) uint64 {
 	return bytes + uint64(overhead)
 }
 
-// acknowledge records that operation op of this slot took effect.
-func acknowledge(sd *slotDev, op uint64) {
+// acknowledge makes the slot named in word w know that the operation named there took effect;
+// false if the account's word is another one by now. Why what it writes is true however long it
+// slept: shim/common/ledger.c.
+func (l *Ledger) acknowledge(dev int, w uint64) bool {
+	sd := &l.page.slot[wordSlot(w)].dev[dev]
 	for {
-		old := atomic.LoadUint64(&sd.ack)
-		if !opLater(op, old) || atomic.CompareAndSwapUint64(&sd.ack, old, op) {
-			return
+		begun, known := atomic.LoadUint64(&sd.op), atomic.LoadUint64(&sd.ack)
+		if atomic.LoadUint64(&l.page.account[dev].word) != w {
+			return false
+		}
+		op := begun - (begun-wordOp(w))&opMask
+		if op <= known || op > begun || atomic.CompareAndSwapUint64(&sd.ack, known, op) {
+			return true
 		}
 	}
 }
@@ -174,7 +180,7 @@ func (l *Ledger) applied(index, dev int, op uint64) bool {
 	if wordSlot(w) == index && wordOp(w) == op&opMask {
 		return true
 	}
-	return atomic.LoadUint64(&l.page.slot[index].dev[dev].ack) == op&opMask
+	return atomic.LoadUint64(&l.page.slot[index].dev[dev].ack) >= op
 }
 
 func (l *Ledger) slotUnits(index, dev int) uint64 {
@@ -207,8 +213,8 @@ func (l *Ledger) add(index, dev int, units int64, limit uint64) bool {
 		if units < 0 && uint64(-units) > have {
 			have = uint64(-units) // a damaged ledger never wraps
 		}
-		if by := wordSlot(w); by >= 0 && by != index && by < MaxProcs {
-			acknowledge(&l.page.slot[by].dev[dev], wordOp(w))
+		if by := wordSlot(w); by >= 0 && by != index && by < MaxProcs && !l.acknowledge(dev, w) {
+			continue
 		}
 		if atomic.CompareAndSwapUint64(&a.word, w, makeWord(have+uint64(units), index, op)) {
 			return true
@@ -229,11 +235,6 @@ func (l *Ledger) begin(index, dev int, units int64) (uint64, int64) {
 		now = atomic.LoadUint64(&sd.value[(op-1)&1])
 	default:
 		now = atomic.LoadUint64(&sd.value[op&1])
-		// ack stays within half a circle of op, though nobody else may ever have replaced our
-		// word: acknowledge can then tell later from earlier.
-		if op&(opMask>>3) == 0 {
-			acknowledge(sd, op&opMask)
-		}
 		op++
 	}
 	now &= amountMask

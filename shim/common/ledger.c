@@ -47,21 +47,25 @@ static inline uint64_t word_make(uint64_t amount, int slot, uint64_t op)
 	       ((op & OP_MASK) << (TR_WORD_AMOUNT_BITS + TR_WORD_SLOT_BITS));
 }
 
-/* a is a later operation number than b, on the circle of TR_WORD_OP_BITS bits */
-static inline bool op_later(uint64_t a, uint64_t b)
+/* Makes the slot named in word `w` know that the operation named there took effect; false if the
+ * account's word is another one by now.
+ *
+ * The word holds the low bits of the number only. The slot's `op` has all of them and is at most
+ * one ahead as long as the word is `w`: it is read before the word is looked at again. So however
+ * long this thread slept anywhere in here, what it writes is true, and ack never falls. */
+static bool acknowledge(struct tr_ledger *l, int dev, uint64_t w)
 {
-	uint64_t d = (a - b) & OP_MASK;
-	return d != 0 && d < (OP_MASK + 1) / 2;
-}
-
-/* Records that operation `op` of this slot took effect. */
-static void acknowledge(struct tr_slot_dev *sd, uint64_t op)
-{
-	uint64_t old = LOAD(&sd->ack);
-	while (op_later(op, old))
-		if (__atomic_compare_exchange_n(&sd->ack, &old, op, false, __ATOMIC_ACQ_REL,
+	struct tr_slot_dev *sd = &l->slot[word_slot(w)].dev[dev];
+	for (;;) {
+		uint64_t begun = LOAD(&sd->op), known = LOAD(&sd->ack);
+		if (LOAD(&l->account[dev].word) != w)
+			return false;
+		uint64_t op = begun - ((begun - word_op(w)) & OP_MASK);
+		if (op <= known || op > begun ||
+		    __atomic_compare_exchange_n(&sd->ack, &known, op, false, __ATOMIC_ACQ_REL,
 						__ATOMIC_ACQUIRE))
-			return;
+			return true;
+	}
 }
 
 /* Did the slot's last operation take effect? The word is read before ack: whoever replaced the
@@ -71,7 +75,7 @@ static bool last_op_applied(const struct tr_ledger *l, int slot, int dev, uint64
 	uint64_t w = LOAD(&l->account[dev].word);
 	if (word_slot(w) == slot && word_op(w) == (op & OP_MASK))
 		return true;
-	return LOAD(&l->slot[slot].dev[dev].ack) == (op & OP_MASK);
+	return LOAD(&l->slot[slot].dev[dev].ack) >= op;
 }
 
 /* --- reading ------------------------------------------------------------------------------- */
@@ -115,15 +119,10 @@ bool tr_ledger_add(struct tr_ledger *l, int slot, int dev, int64_t units, uint64
 	 * known without looking at the word unless it was refused or its process died in it. */
 	uint64_t op = sd->op;
 	uint64_t now = op == 0 ? 0 : sd->value[op & 1];
-	if (op != 0 && !last_op_applied(l, slot, dev, op)) {
+	if (op != 0 && !last_op_applied(l, slot, dev, op))
 		now = sd->value[(op - 1) & 1]; /* redo the same number */
-	} else {
-		/* Keep ack within half a circle of op, so that acknowledge() can tell later from
-		 * earlier, though nobody else may ever have replaced our word. */
-		if ((op & (OP_MASK >> 3)) == 0)
-			acknowledge(sd, op & OP_MASK);
+	else
 		op++;
-	}
 	uint64_t next = now + (uint64_t)units;
 	if (units < 0 && (uint64_t)-units > now)
 		next = 0, units = -(int64_t)now;
@@ -142,8 +141,10 @@ bool tr_ledger_add(struct tr_ledger *l, int slot, int dev, int64_t units, uint64
 		if (units < 0 && (uint64_t)-units > amount)
 			amount = (uint64_t)-units; /* a damaged ledger never wraps */
 		int by = word_slot(w);
-		if (by >= 0 && by != slot && by < TR_MAX_PROCS)
-			acknowledge(&l->slot[by].dev[dev], word_op(w));
+		if (by >= 0 && by != slot && by < TR_MAX_PROCS && !acknowledge(l, dev, w)) {
+			w = LOAD(&a->word);
+			continue;
+		}
 		if (__atomic_compare_exchange_n(&a->word, &w,
 						word_make(amount + (uint64_t)units, slot, op),
 						false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
