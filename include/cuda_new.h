@@ -10,6 +10,14 @@ typedef struct CUctxCreateParams_st CUctxCreateParams;
 CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
 			CUdevice dev);
 
+/* CUDA 13.1: a bind for one device of several. */
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset,
+			       CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+			       unsigned long long flags);
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev,
+				size_t mcOffset, CUdeviceptr memptr, size_t size,
+				unsigned long long flags);
+
 /* From cudaGL.h and cudaVDPAU.h. */
 CUresult cuGLCtxCreate(CUcontext *pctx, unsigned int Flags, CUdevice device);
 CUresult cuGLCtxCreate_v2(CUcontext *pctx, unsigned int Flags, CUdevice device);

@@ -274,19 +274,29 @@ static CUresult before_primary(CUdevice dev, int *index, uint32_t *units)
 	if (known)
 		return CUDA_SUCCESS;
 	*units = context_units(*index);
-	return charge(*index, *units) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	if (charge(*index, *units))
+		return CUDA_SUCCESS;
+	*units = 0;
+	/* Another thread may have made it with the last of the memory. */
+	return active(dev) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The record, if there is none yet. What was charged for nothing goes back; what was not charged,
+ * as the context was active before the call and ended meanwhile, is charged now. */
 static void after_primary(CUresult r, CUcontext ctx, int index, uint32_t units)
 {
-	if (units == 0)
-		return;
+	uint32_t need = context_units(index);
 	tr_lock(&contexts_lock);
-	bool taken = r == CUDA_SUCCESS && *find_primary(index) == NULL &&
-		     add(ctx, index, units, true);
+	bool missing = r == CUDA_SUCCESS && ctx != NULL && *find_primary(index) == NULL;
+	if (missing)
+		missing = add(ctx, index, units == 0 ? need : units, true);
 	tr_unlock(&contexts_lock);
-	if (!taken)
+	if (!missing && units > 0)
 		uncharge(index, units);
+	if (missing && units == 0) {
+		tr_charge_taken(index, need);
+		note_charge(index, need);
+	}
 }
 
 CUresult EXPORT cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
@@ -360,8 +370,7 @@ CUresult EXPORT cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUde
 	if (r != CUDA_SUCCESS)
 		return r;
 	r = REAL(cuGreenCtxCreate)(phCtx, desc, dev, flags);
-	if (r == CUDA_SUCCESS && units > 0 &&
-	    REAL(cuDevicePrimaryCtxRetain)(&primary, dev) == CUDA_SUCCESS)
+	if (r == CUDA_SUCCESS && REAL(cuDevicePrimaryCtxRetain)(&primary, dev) == CUDA_SUCCESS)
 		REAL(cuDevicePrimaryCtxRelease_v2)(dev);
 	after_primary(r, primary, index, units);
 	return r;

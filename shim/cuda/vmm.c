@@ -15,6 +15,7 @@ struct memory {
 	uint32_t handles; /* references through handles */
 	uint32_t uses;	  /* mappings, multicast bindings, arrays */
 	uint32_t units;	  /* charged; for an import: held, as far as mappings showed */
+	uint64_t guess;	  /* import not mapped yet, of unknown size: bytes that it may be */
 	int dev;	  /* -1: not device memory of the slice */
 	bool imported;	  /* somebody else's: charged only when no process of the tenant exports */
 	bool charged;
@@ -34,7 +35,7 @@ struct use {
 /* Guards all below. Held across driver calls that end something: the driver could hand the same
  * handle or address to another thread before the books are closed. */
 static struct tr_lock vmm_lock;
-static struct tr_table handles;	 /* handle -> memory */
+static struct tr_table handles;	 /* handle -> memory; units: references by this handle */
 static struct tr_table mappings; /* address -> memory; units: size */
 static struct use *uses;
 
@@ -52,10 +53,17 @@ static struct memory *of_handle(uint64_t handle)
 	return e == NULL ? NULL : (struct memory *)(uintptr_t)e->aux;
 }
 
-static bool keep(struct memory *m)
+/* One reference more by this handle. */
+static bool keep(struct memory *m, uint64_t handle)
 {
-	struct tr_entry e = {.key = m->handle, .aux = (uint64_t)(uintptr_t)m};
-	return tr_table_put(&handles, &e);
+	struct tr_entry *had = tr_table_get(&handles, handle);
+	struct tr_entry e = {.key = handle, .aux = (uint64_t)(uintptr_t)m, .units = 1};
+	if (had != NULL && had->aux == e.aux)
+		had->units++;
+	else if (!tr_table_put(&handles, &e))
+		return false;
+	m->handles++;
+	return true;
 }
 
 static void drop_uses(uint64_t holder);
@@ -63,11 +71,8 @@ static void drop_uses(uint64_t holder);
 /* Nothing holds it any more in this process. */
 static void end_if_unused(struct memory *m)
 {
-	struct tr_entry e;
 	if (m->handles > 0 || m->uses > 0)
 		return;
-	if (of_handle(m->handle) == m)
-		tr_table_take(&handles, m->handle, &e);
 	uint64_t handle = m->handle;
 	bool multicast = m->multicast;
 	if (m->charged && m->exported)
@@ -76,6 +81,7 @@ static void end_if_unused(struct memory *m)
 		tr_uncharge(m->dev, m->units);
 	else if (m->imported && m->units > 0)
 		tr_imported(m->dev, -(int64_t)(m->units * TR_UNIT));
+	tr_import_end(m->dev, m->guess);
 	free(m);
 	if (multicast)
 		drop_uses(handle);
@@ -127,7 +133,7 @@ CUresult EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	struct memory *m = calloc(1, sizeof *m);
 	if (m == NULL)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*m = (struct memory){.handles = 1, .units = tr_units(size), .dev = dev, .charged = true};
+	*m = (struct memory){.units = tr_units(size), .dev = dev, .charged = true};
 	if (!tr_charge(dev, m->units)) {
 		free(m);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -140,20 +146,35 @@ CUresult EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	}
 	m->handle = *handle;
 	tr_lock(&vmm_lock);
-	bool kept = keep(m);
+	bool kept = keep(m, *handle);
 	tr_unlock(&vmm_lock);
-	return kept ? r : CUDA_ERROR_OUT_OF_MEMORY;
+	if (kept)
+		return r;
+	REAL(cuMemRelease)(*handle);
+	tr_uncharge(dev, m->units);
+	free(m);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* One reference less by this handle. */
+static void let_go(uint64_t handle)
+{
+	struct tr_entry *e = tr_table_get(&handles, handle), out;
+	if (e == NULL)
+		return;
+	struct memory *m = (struct memory *)(uintptr_t)e->aux;
+	if (--e->units == 0)
+		tr_table_take(&handles, handle, &out);
+	m->handles--;
+	end_if_unused(m);
 }
 
 CUresult EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	tr_lock(&vmm_lock);
 	CUresult r = REAL(cuMemRelease)(handle);
-	struct memory *m = r == CUDA_SUCCESS ? of_handle(handle) : NULL;
-	if (m != NULL && m->handles > 0) {
-		m->handles--;
-		end_if_unused(m);
-	}
+	if (r == CUDA_SUCCESS)
+		let_go(handle);
 	tr_unlock(&vmm_lock);
 	return r;
 }
@@ -184,6 +205,8 @@ static bool hold_import(struct memory *m, size_t size)
 	if (!m->charged)
 		tr_imported(m->dev, (int64_t)((units - m->units) * TR_UNIT));
 	m->units = units;
+	tr_import_end(m->dev, m->guess);
+	m->guess = 0;
 	return true;
 }
 
@@ -244,15 +267,10 @@ CUresult EXPORT cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
 	tr_lock(&vmm_lock);
 	CUresult r = REAL(cuMemRetainAllocationHandle)(handle, addr);
 	struct memory *m = r == CUDA_SUCCESS ? of_handle(*handle) : NULL;
-	if (r == CUDA_SUCCESS && m == NULL) {
-		/* The driver names the same memory by another handle. */
+	if (r == CUDA_SUCCESS && m == NULL) /* the driver may name it by another handle than before */
 		m = of_address((CUdeviceptr)(uintptr_t)addr);
-		struct tr_entry e = {.key = *handle, .aux = (uint64_t)(uintptr_t)m};
-		if (m != NULL)
-			tr_table_put(&handles, &e);
-	}
-	if (m != NULL)
-		m->handles++;
+	if (m != NULL && !keep(m, *handle))
+		m->uses++; /* never ends: the safe side */
 	tr_unlock(&vmm_lock);
 	return r;
 }
@@ -277,6 +295,32 @@ CUresult EXPORT cuMemExportToShareableHandle(void *shareableHandle,
 	return r;
 }
 
+/* Takes over the guess of the memory's device: what it may be until a mapping shows how much it is. */
+static void imported(uint64_t handle, uint64_t *guess)
+{
+	CUmemAllocationProp prop;
+	tr_lock(&vmm_lock);
+	struct memory *m = of_handle(handle); /* our own export may come back under its handle */
+	struct memory *fresh = m == NULL ? calloc(1, sizeof *m) : NULL;
+	if (fresh != NULL) {
+		*fresh = (struct memory){.handle = handle, .dev = -1, .imported = true};
+		memset(&prop, 0, sizeof prop);
+		if (REAL(cuMemGetAllocationPropertiesFromHandle)(&prop, handle) == CUDA_SUCCESS &&
+		    prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+			fresh->dev = tr_device_index(prop.location.id);
+		if (fresh->dev >= 0) {
+			fresh->guess = guess[fresh->dev];
+			guess[fresh->dev] = 0;
+		}
+		m = fresh;
+	}
+	if (m != NULL && !keep(m, handle) && m == fresh) {
+		tr_import_end(m->dev, m->guess);
+		free(m);
+	}
+	tr_unlock(&vmm_lock);
+}
+
 CUresult EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 					       void *osHandle,
 					       CUmemAllocationHandleType shHandleType)
@@ -284,19 +328,15 @@ CUresult EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
 	CUresult r = tr_enter();
 	if (r != CUDA_SUCCESS)
 		return r;
+	/* Which device it is on is known afterwards only. */
+	uint64_t guess[TR_MAX_DEVICES];
+	for (int d = 0; d < tr_limits_devices(); d++)
+		guess[d] = tr_import_begin(d);
 	r = REAL(cuMemImportFromShareableHandle)(handle, osHandle, shHandleType);
-	if (r != CUDA_SUCCESS)
-		return r;
-	tr_lock(&vmm_lock);
-	struct memory *m = of_handle(*handle);
-	if (m != NULL) {
-		m->handles++; /* our own export came back under its handle */
-	} else if ((m = calloc(1, sizeof *m)) != NULL) {
-		*m = (struct memory){.handle = *handle, .handles = 1, .dev = -1, .imported = true};
-		if (!keep(m))
-			free(m);
-	}
-	tr_unlock(&vmm_lock);
+	if (r == CUDA_SUCCESS)
+		imported(*handle, guess);
+	for (int d = 0; d < tr_limits_devices(); d++)
+		tr_import_end(d, guess[d]);
 	return r;
 }
 
@@ -311,9 +351,9 @@ CUresult EXPORT cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle,
 	struct memory *m = calloc(1, sizeof *m);
 	if (m == NULL)
 		return r;
-	*m = (struct memory){.handle = *mcHandle, .handles = 1, .dev = -1, .multicast = true};
+	*m = (struct memory){.handle = *mcHandle, .dev = -1, .multicast = true};
 	tr_lock(&vmm_lock);
-	if (!keep(m))
+	if (!keep(m, *mcHandle))
 		free(m);
 	tr_unlock(&vmm_lock);
 	return r;
@@ -347,6 +387,31 @@ CUresult EXPORT cuMulticastBindAddr(CUmemGenericAllocationHandle mcHandle, size_
 		     mcHandle, mcOffset);
 }
 
+CUresult EXPORT cuMulticastBindMem_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev,
+				      size_t mcOffset, CUmemGenericAllocationHandle memHandle,
+				      size_t memOffset, size_t size, unsigned long long flags)
+{
+	if (REAL(cuMulticastBindMem_v2) == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	tr_lock(&vmm_lock);
+	struct memory *m = of_handle(memHandle);
+	return bound(REAL(cuMulticastBindMem_v2)(mcHandle, dev, mcOffset, memHandle, memOffset, size,
+						 flags),
+		     m, mcHandle, mcOffset);
+}
+
+CUresult EXPORT cuMulticastBindAddr_v2(CUmemGenericAllocationHandle mcHandle, CUdevice dev,
+				       size_t mcOffset, CUdeviceptr memptr, size_t size,
+				       unsigned long long flags)
+{
+	if (REAL(cuMulticastBindAddr_v2) == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	tr_lock(&vmm_lock);
+	struct memory *m = of_address(memptr);
+	return bound(REAL(cuMulticastBindAddr_v2)(mcHandle, dev, mcOffset, memptr, size, flags), m,
+		     mcHandle, mcOffset);
+}
+
 CUresult EXPORT cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevice dev,
 				  size_t mcOffset, size_t size)
 {
@@ -360,10 +425,11 @@ CUresult EXPORT cuMulticastUnbind(CUmemGenericAllocationHandle mcHandle, CUdevic
 			continue;
 		}
 		*at = u->next;
-		u->memory->uses--;
-		end_if_unused(u->memory);
+		struct memory *m = u->memory;
 		free(u);
-		at = &uses;
+		m->uses--;
+		end_if_unused(m);
+		at = &uses; /* ending one may have dropped others */
 	}
 	tr_unlock(&vmm_lock);
 	return r;

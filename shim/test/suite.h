@@ -40,6 +40,8 @@ struct suite_test {
 	void (*run)(void);
 	int order[TR_MAX_DEVICES]; /* the slice's devices: ordinals of the machine, the first is 0 */
 	int devices;		   /* how many; 0: one, the machine's first */
+	uint64_t limit;		   /* of each device; 0: LIMIT */
+	bool inner;		   /* run by another test, not by itself */
 	bool may_pass_limit;	   /* the test lowers the limit below what is in use */
 };
 extern const struct suite_test fill_tests[], share_tests[], life_tests[], slice_tests[];
