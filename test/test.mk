@@ -49,4 +49,4 @@ arm64: setup-e2e ## cross-compile the libraries and the simulated driver for arm
 	@$(MAKE) shim sim BUILD=$(ARM64) CC=$(ARM64_CC)
 
 test-arm64: arm64 ## symbol versions of the arm64 libraries
-	go test -count=1 -run TestArm64 ./test/elf
+	TRANCHE_TEST_ARM64=1 go test -count=1 -run TestArm64 ./test/elf
