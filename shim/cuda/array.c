@@ -129,7 +129,8 @@ static CUresult keep(CUresult r, uint64_t key, enum tr_kind kind, int dev, uint3
 			     .units = units,
 			     .dev = (uint8_t)dev,
 			     .kind = (uint8_t)kind};
-	return tr_remember(&e) ? r : CUDA_ERROR_OUT_OF_MEMORY;
+	tr_remember(&e); /* if that fails it is charged to the end of the process */
+	return r;
 }
 
 #define KEY(handle) ((uint64_t)(uintptr_t)(handle))

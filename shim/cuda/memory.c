@@ -21,10 +21,9 @@ static CUresult got(CUresult r, CUdeviceptr ptr, uint64_t bytes, int dev, uint32
 		tr_uncharge(dev, charged);
 		return r;
 	}
-	if (tr_plain_got(ptr, bytes, dev, charged))
-		return r;
-	tr_complain("out of host memory for the ledger of allocations");
-	return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!tr_plain_got(ptr, bytes, dev, charged)) /* charged to the end of the process */
+		tr_complain("out of host memory for the ledger of allocations");
+	return r;
 }
 
 CUresult EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)

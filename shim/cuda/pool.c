@@ -23,6 +23,7 @@ struct pool {
 	int dev;	      /* -1: not device memory, never charged */
 	bool destroyed;	      /* lives until the last allocation is freed */
 	bool exported;
+	uint32_t shared;      /* of an exported pool: units that others may hold, the reserved ones */
 };
 
 /* Guards the list and keeps "ask the driver, then adjust" whole. Not held while allocating. */
@@ -67,20 +68,31 @@ static struct pool *add(CUmemoryPool handle, int dev)
 	return p;
 }
 
-static void adjust(struct pool *p, uint32_t target)
+/* What an exported pool gives back may live on with those who imported it; what is only reserved
+ * for calls under way may not. */
+static void share(struct pool *p, uint32_t reserved)
 {
-	if (p->dev < 0 || target == p->charged)
-		return;
-	int64_t delta = (int64_t)target - p->charged;
-	if (delta > 0) {
-		tr_charge_taken(p->dev, (uint32_t)delta);
-		if (p->exported)
-			tr_exported(p->dev, delta * (int64_t)TR_UNIT);
-	} else if (p->exported) {
-		tr_uncharge_exported(p->dev, (uint32_t)-delta);
-	} else {
-		tr_uncharge(p->dev, (uint32_t)-delta);
+	if (reserved > p->shared) {
+		tr_exported(p->dev, (int64_t)((reserved - p->shared) * TR_UNIT));
+	} else if (reserved < p->shared) {
+		tr_uncharge_exported(p->dev, p->shared - reserved);
+		p->charged -= p->shared - reserved;
 	}
+	p->shared = reserved;
+}
+
+/* The driver has so many units reserved. */
+static void adjust(struct pool *p, uint32_t reserved)
+{
+	if (p->dev < 0)
+		return;
+	if (p->exported)
+		share(p, reserved);
+	uint32_t target = reserved + p->in_flight;
+	if (target > p->charged)
+		tr_charge_taken(p->dev, target - p->charged);
+	else
+		tr_uncharge(p->dev, p->charged - target);
 	p->charged = target;
 }
 
@@ -92,7 +104,7 @@ static bool settle(struct pool *p)
 	    REAL(cuMemPoolGetAttribute)(p->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
 					&reserved) != CUDA_SUCCESS)
 		return false;
-	adjust(p, tr_units(reserved) + p->in_flight);
+	adjust(p, tr_units(reserved));
 	return true;
 }
 
@@ -217,8 +229,6 @@ static bool begin(CUmemoryPool handle, int dev, uint64_t bytes, struct ticket *t
 	tr_lock(&pools_lock);
 	p->in_flight += t->units;
 	p->charged += t->units;
-	if (p->exported)
-		tr_exported(dev, (int64_t)(t->units * TR_UNIT));
 	tr_unlock(&pools_lock);
 	return true;
 }
@@ -230,7 +240,7 @@ static void end(const struct ticket *t, bool got)
 	uint32_t before = p->charged;
 	p->in_flight -= t->units;
 	if (!settle(p) && !got)
-		adjust(p, p->charged - t->units);
+		adjust(p, p->charged - t->units - p->in_flight);
 	if (p->charged > before && t->units > 0 && p->in_flight == 0) {
 		chunk *= 2;
 		TR_TRACE("pool grew beyond its chunk: chunks of %llu MiB now",
@@ -484,7 +494,7 @@ CUresult EXPORT cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool 
 	struct pool *p = find(pool);
 	if (p != NULL && p->dev >= 0 && !p->exported) {
 		p->exported = true;
-		tr_exported(p->dev, (int64_t)(p->charged * TR_UNIT));
+		share(p, p->charged - p->in_flight);
 	}
 	tr_unlock(&pools_lock);
 	return r;

@@ -83,7 +83,8 @@ CUresult EXPORT cuImportExternalMemory(CUexternalMemory *extMem_out,
 			     .units = units,
 			     .dev = (uint8_t)dev,
 			     .kind = TR_EXTERNAL};
-	return tr_remember(&e) ? r : CUDA_ERROR_OUT_OF_MEMORY;
+	tr_remember(&e); /* if that fails it is charged to the end of the process */
+	return r;
 }
 
 CUresult EXPORT cuDestroyExternalMemory(CUexternalMemory extMem)

@@ -41,6 +41,7 @@ struct suite_test {
 	int order[TR_MAX_DEVICES]; /* the slice's devices: ordinals of the machine, the first is 0 */
 	int devices;		   /* how many; 0: one, the machine's first */
 	uint64_t limit;		   /* of each device; 0: LIMIT */
+	int cores;		   /* compute limit, 0: none */
 	bool inner;		   /* run by another test, not by itself */
 	bool may_pass_limit;	   /* the test lowers the limit below what is in use */
 };

@@ -282,6 +282,10 @@ static void lay_out_slice(const struct suite_test *t)
 		d->context_bytes = CONTEXT;
 		d->cores = d->cores_ceiling = TR_CORES_WHOLE;
 		d->flags = TR_DEV_MEMORY_LIMITED;
+		if (t->cores > 0) {
+			d->cores = d->cores_ceiling = (uint32_t)t->cores;
+			d->flags |= TR_DEV_CORES_LIMITED;
+		}
 	}
 	suite_ledger->magic = TR_LEDGER_MAGIC;
 	suite_ledger->version = TR_ABI_VERSION;
