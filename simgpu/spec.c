@@ -365,6 +365,10 @@ int sim_spec_parse(const char *text, const char *dir, struct sim_state *s, char 
 	defaults(s);
 	if (parse_pass(&p, text, false))
 		return -1;
+	if (s->n_gpus == 0) {
+		snprintf(why, n, "no GPU in it: a line like `gpu model=t4` is needed");
+		return -1;
+	}
 	default_links(s);
 	return parse_pass(&p, text, true);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -130,6 +131,15 @@ static void fill_state(struct sim_state *s)
 	s->magic = SIM_MAGIC;
 }
 
+/* The file is sparse: a write into it when its file system is full would be a bus error, so some
+ * room must be there from the start. */
+#define STATE_ROOM (16ull << 20)
+static bool room(int fd)
+{
+	struct statvfs v;
+	return fstatvfs(fd, &v) != 0 || (uint64_t)v.f_bavail * v.f_frsize >= STATE_ROOM;
+}
+
 /* Makes <dir>/state under a name of its own and renames it, so that whoever can open it finds it
  * whole. The caller holds the flock on spec. */
 static bool create_state(int spec_fd, const char *path)
@@ -145,6 +155,9 @@ static bool create_state(int spec_fd, const char *path)
 	bool ok = s != NULL;
 	if (!ok) {
 		fail("%s: %s", tmp, strerror(errno));
+	} else if (!room(fd)) {
+		fail("%s: no room in its file system", path);
+		ok = false;
 	} else if (sim_spec_parse(text, state_dir, s, why, sizeof why)) {
 		fail("%s/spec: %s", state_dir, why);
 		ok = false;

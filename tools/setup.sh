@@ -25,6 +25,13 @@ packages() {
 	return 0
 }
 
+# Go is not a Debian package here: Debian 12's is too old.
+if ! command -v go >/dev/null 2>&1; then
+	echo "setup: Go is missing: install $(sed -n 's/^go /Go /p' "$(dirname "$0")/../go.mod") or newer (https://go.dev/dl)," >&2
+	echo "setup: and put its bin directory into PATH" >&2
+	exit 1
+fi
+
 # debootstrap is in /usr/sbin, which a user's path need not have.
 PATH=$PATH:/usr/sbin:/sbin
 missing=$(packages "$@" | while read -r package probe; do
