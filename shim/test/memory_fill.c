@@ -362,6 +362,11 @@ static void plain_freed_in_stream_order(void)
 		OK(cuMemFreeAsync(p, NULL));
 		OK(cuStreamSynchronize(NULL));
 	}
+	for (int i = 0; i < 5; i++) { /* nobody waits for the stream; it gets there all the same */
+		OK(cuMemAlloc_v2(&p, 200 * MIB));
+		OK(cuMemFreeAsync(p, NULL));
+		nap_ms(20);
+	}
 	OK(cuMemAlloc_v2(&p, 200 * MIB));
 	OK(cuMemFreeAsync(p, NULL));
 	OK(cuCtxSynchronize());

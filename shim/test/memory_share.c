@@ -156,28 +156,30 @@ struct way {
 	bool descriptor;
 };
 
+static int passed_on = -1; /* the descriptor; importers have it by fork too, and close that */
+
 /* The exporter gives a message, a descriptor or both; each importer gets copies, says that it has the
  * memory open, closes it on a word, says so and ends on another. Who is killed is killed with it open. */
 static void shared(const struct way *w, bool kill_exporter)
 {
 	char message[256];
-	int ex, im[IMPORTERS], fd = -1;
+	int ex, im[IMPORTERS];
 	pid_t exporter = actor(w->exporter, &ex), importer[IMPORTERS];
 	if (w->descriptor)
-		fd = take_fd(ex);
+		passed_on = take_fd(ex);
 	if (w->message > 0)
 		take(ex, message, w->message);
 	for (int i = 0; i < IMPORTERS; i++) {
 		importer[i] = actor(w->importer, &im[i]);
 		if (w->descriptor)
-			give_fd(im[i], fd);
+			give_fd(im[i], passed_on);
 		if (w->message > 0)
 			give(im[i], message, w->message);
 	}
 	for (int i = 0; i < IMPORTERS; i++)
 		hear(im[i]);
-	if (fd >= 0)
-		close(fd);
+	if (w->descriptor)
+		close(passed_on);
 	both(0, w->bytes + (1 + IMPORTERS) * CONTEXT); /* once */
 	if (kill_exporter) {
 		end(exporter);
@@ -189,19 +191,19 @@ static void shared(const struct way *w, bool kill_exporter)
 	}
 	uint64_t contexts = (IMPORTERS + (kill_exporter ? 0u : 1u)) * CONTEXT;
 	for (int i = 0; i < IMPORTERS; i++) {
+		uint64_t held = i + 1 < IMPORTERS ? w->bytes : 0;
 		EQUAL(charged(0), w->bytes + contexts);
-		if (i % 2) {
+		if (i % 2 == 0) {
 			end(importer[i]);
 		} else {
 			say(im[i]);
 			hear(im[i]);
-			if (i + 1 < IMPORTERS)
-				both(0, w->bytes + contexts);
+			both(0, held + contexts);
 			say(im[i]);
 			reap(importer[i]);
 		}
 		contexts -= CONTEXT;
-		wait_both(0, (i + 1 < IMPORTERS ? w->bytes : 0) + contexts);
+		wait_both(0, held + contexts);
 	}
 	if (!kill_exporter) {
 		say(ex);
@@ -297,6 +299,7 @@ static void vmm_exporter(int sock)
 static void vmm_importer(int sock)
 {
 	CUmemGenericAllocationHandle h;
+	close(passed_on);
 	start();
 	int fd = take_fd(sock);
 	OK(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)fd, FD));
@@ -314,6 +317,7 @@ static void vmm_importer(int sock)
 static void vmm_unmapped_importer(int sock)
 {
 	CUmemGenericAllocationHandle h;
+	close(passed_on);
 	start();
 	int fd = take_fd(sock);
 	OK(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)fd, FD));
@@ -361,6 +365,7 @@ static void pool_importer(int sock)
 	CUmemoryPool p;
 	CUdeviceptr a;
 	CUmemPoolPtrExportData d;
+	close(passed_on);
 	start();
 	int fd = take_fd(sock);
 	take(sock, &d, sizeof d);
