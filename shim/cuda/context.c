@@ -4,6 +4,7 @@
 #include "account.h"
 #include "device.h"
 #include "meter.h"
+#include "pool.h"
 #include "slice.h"
 #include "trace.h"
 
@@ -100,6 +101,7 @@ static void gone(struct context *c)
 	if (c == NULL)
 		return;
 	tr_context_freed(c->handle);
+	tr_pools_settle(c->dev);
 	uncharge(c->dev, c->units + c->heap);
 	free(c);
 }
@@ -209,9 +211,11 @@ static CUresult after_destroy(CUresult r, struct context *c)
 	return r;
 }
 
-/* Takes the record before the driver destroys the context; the meter lets go of its events. */
+/* Takes the record before the driver destroys the context; pools and the meter let go of its
+ * events. */
 static struct context *forget(CUcontext ctx)
 {
+	tr_pools_context_ending(ctx);
 	tr_meter_context_gone(ctx);
 	tr_lock(&contexts_lock);
 	struct context **at = find(ctx);
@@ -322,8 +326,10 @@ static void may_end(CUdevice dev)
 	struct context *c = *find_primary(index);
 	CUcontext handle = c == NULL ? NULL : c->handle;
 	tr_unlock(&contexts_lock);
-	if (handle != NULL)
-		tr_meter_context_gone(handle);
+	if (handle == NULL)
+		return;
+	tr_pools_context_ending(handle);
+	tr_meter_context_gone(handle);
 }
 
 static CUresult ended(CUresult r, CUdevice dev)

@@ -37,6 +37,7 @@ static bool dirty; /* something was freed since the last settling */
 struct late_free {
 	struct tr_entry entry;
 	CUevent event;
+	CUcontext ctx; /* of the event */
 	struct late_free *next;
 };
 static struct late_free *late;
@@ -347,7 +348,8 @@ static CUstreamCaptureMode relax_capture(CUstreamCaptureMode mode)
 	return mode;
 }
 
-static void late_frees_settle(void)
+/* Those whose event has passed; of a context that is about to end, once they have. */
+static void late_frees_end(CUcontext ending)
 {
 	if (__atomic_load_n(&late, __ATOMIC_RELAXED) == NULL)
 		return;
@@ -356,7 +358,8 @@ static void late_frees_settle(void)
 	struct late_free **at = &late, *done = NULL;
 	while (*at != NULL) {
 		struct late_free *f = *at;
-		if (REAL(cuEventQuery)(f->event) == CUDA_ERROR_NOT_READY) {
+		bool wait = ending != NULL && f->ctx == ending;
+		if (!wait && REAL(cuEventQuery)(f->event) == CUDA_ERROR_NOT_READY) {
 			at = &f->next;
 			continue;
 		}
@@ -370,11 +373,22 @@ static void late_frees_settle(void)
 	while (done != NULL) {
 		struct late_free *f = done;
 		done = f->next;
+		REAL(cuEventSynchronize)(f->event); /* has passed already, but for a context's end */
 		REAL(cuEventDestroy_v2)(f->event);
 		tr_entry_freed(&f->entry);
 		free(f);
 	}
 	relax_capture(mode);
+}
+
+static void late_frees_settle(void)
+{
+	late_frees_end(NULL);
+}
+
+void tr_pools_context_ending(CUcontext ctx)
+{
+	late_frees_end(ctx);
 }
 
 static void free_later(const struct tr_entry *e, CUstream s, bool ptsz)
@@ -383,6 +397,7 @@ static void free_later(const struct tr_entry *e, CUstream s, bool ptsz)
 	if (f == NULL)
 		return; /* stays charged: the safe side */
 	f->entry = *e;
+	REAL(cuCtxGetCurrent)(&f->ctx);
 	CUresult r = REAL(cuEventCreate)(&f->event, CU_EVENT_DISABLE_TIMING);
 	if (r == CUDA_SUCCESS)
 		r = ptsz ? REAL(cuEventRecord_ptsz)(f->event, s) : REAL(cuEventRecord)(f->event, s);

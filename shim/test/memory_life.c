@@ -446,6 +446,35 @@ static void context_frees_its_memory(void)
 	both(0, 0);
 }
 
+/* Memory freed behind a kernel that runs yet, in a context that ends. */
+static void context_ends_before_its_frees(void)
+{
+	CUdeviceptr p;
+	CUmodule m;
+	CUfunction f;
+	CUcontext keep = start(), c;
+	uint64_t ns = 50000000;
+	void *args[] = {&ns};
+	for (int primary = 0; primary < 2; primary++) {
+		if (primary)
+			OK(cuDevicePrimaryCtxRetain(&c, 0));
+		else
+			OK(cuCtxCreate_v2(&c, 0, 0));
+		OK(cuCtxSetCurrent(c));
+		OK(cuModuleLoadData(&m,
+				    ".version 7.0\n.visible .entry tranche_spin(.param .u64 ns) {}"));
+		OK(cuModuleGetFunction(&f, m, "tranche_spin"));
+		OK(cuMemAlloc_v2(&p, 100 * MIB));
+		OK(cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, args, NULL));
+		OK(cuMemFreeAsync(p, NULL));
+		OK(primary ? cuDevicePrimaryCtxRelease_v2(0) : cuCtxDestroy_v2(c));
+		both(0, CONTEXT);
+		OK(cuCtxSetCurrent(keep));
+		OK(cuMemAlloc_v2(&p, 200 * MIB));
+		OK(cuMemFree_v2(p));
+	}
+}
+
 static void context_refused(void)
 {
 	CUcontext c;
@@ -524,6 +553,6 @@ const struct suite_test life_tests[] = {
 	{.name = "metered_threads", .run = metered_threads, .cores = 60},
 	T(killed_at_random),  T(primary),
 	T(primary_in_threads), T(pools_in_threads),
-	T(context_refused),   T(context_frees_its_memory),
+	T(context_ends_before_its_frees), T(context_refused),   T(context_frees_its_memory),
 	{.name = "exec_second", .run = exec_second, .inner = true},
 	{.name = NULL}};
