@@ -318,10 +318,8 @@ static int settled(const struct suite_test *t)
 /* In a process per test, as the machine's state is mapped once in a process. */
 static int keep(const struct suite_test *t, const char *library, const char *driver)
 {
-	char lib[160], machine[160], command[160];
+	char lib[160], machine[160];
 	int status;
-	snprintf(suite_dir, sizeof suite_dir, "/dev/shm/tranche-suite-%d", (int)getpid());
-	CHECK(mkdir(suite_dir, 0700) == 0);
 	lay_out_machine();
 	lay_out_slice(t);
 	lay_out_library(library, driver);
@@ -341,11 +339,27 @@ static int keep(const struct suite_test *t, const char *library, const char *dri
 		printf("  %s ended with status %x\n", t->name, (unsigned)status);
 	int bad = status != 0;
 	bad |= settled(t);
-	unsetenv("LD_LIBRARY_PATH");
-	snprintf(command, sizeof command, "rm -r '%s'", suite_dir);
-	bad |= system(command) != 0;
-	printf("%s %s\n", bad ? "FAIL" : "ok  ", t->name);
 	return bad;
+}
+
+static bool passes(const struct suite_test *t, const char *library, const char *driver)
+{
+	char command[160];
+	int status;
+	strcpy(suite_dir, "/dev/shm/tranche-suite-XXXXXX");
+	CHECK(mkdtemp(suite_dir) != NULL);
+	fflush(stdout);
+	pid_t pid = fork();
+	if (pid == 0) {
+		int bad = keep(t, library, driver);
+		fflush(stdout);
+		_exit(bad);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	snprintf(command, sizeof command, "rm -r '%s'", suite_dir);
+	bool ok = system(command) == 0 && status == 0;
+	printf("%s %s\n", ok ? "ok  " : "FAIL", t->name);
+	return ok;
 }
 
 /* --- main ---------------------------------------------------------------------------------- */
@@ -382,20 +396,12 @@ int main(int argc, char **argv)
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	for (size_t g = 0; g < sizeof all / sizeof *all; g++)
 		for (const struct suite_test *t = all[g]; t->name != NULL; t++) {
-			int status, wanted = argc == 3;
+			bool wanted = argc == 3;
 			for (int i = 3; i < argc; i++)
 				wanted |= strncmp(t->name, argv[i], strlen(argv[i])) == 0;
 			if (!wanted || t->inner)
 				continue;
-			fflush(stdout);
-			pid_t pid = fork();
-			if (pid == 0) {
-				int bad = keep(t, argv[1], argv[2]);
-				fflush(stdout);
-				_exit(bad);
-			}
-			CHECK(waitpid(pid, &status, 0) == pid);
-			failed += status != 0;
+			failed += !passes(t, argv[1], argv[2]);
 			ran++;
 		}
 	printf("%d tests, %d failed\n", ran, failed);
