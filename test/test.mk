@@ -24,6 +24,7 @@ nvidia: ## download NVIDIA's libraries for the tests
 
 test: setup ## what a change must pass
 	@$(MAKE) build
+	@$(MAKE) lint
 	@$(MAKE) test-c
 	@$(MAKE) test-go
 
