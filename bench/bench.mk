@@ -15,7 +15,8 @@ bench-alone: build ## accuracy of the compute limit, one tenant alone
 	bench/alone/alone.sh $(BUILD)/bench/alone.json
 
 bench-kill: build $(BUILD)/bin/gpuload ## the memory limit while processes are killed at random
-	$(GO) test -count=1 -v ./bench/kill
+	@mkdir -p $(BUILD)/bench
+	$(GO) test -count=1 -v ./bench/kill -kill.json=$(CURDIR)/$(BUILD)/bench/kill.json
 
 $(BENCH_SHIM): $(BENCH_SRC) $(BENCH_HDR)
 	@mkdir -p $(@D)

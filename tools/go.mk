@@ -24,7 +24,7 @@ $(BUILD)/bin/tranche: $(GO_ASSET_DIR)/SHA256SUMS
 
 lint: lint-go ## vet and staticcheck (C: warnings are errors in every build)
 lint-go:
-	@test -z "$$(gofmt -l cmd internal)" || { gofmt -l cmd internal; exit 1; }
+	@test -z "$$(gofmt -l cmd internal test bench)" || { gofmt -l cmd internal test bench; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 
