@@ -42,11 +42,7 @@ func TestKill(t *testing.T) {
 	t.Logf("seed %d (-kill.seed)", *seed)
 	random := rand.New(rand.NewSource(*seed))
 
-	simDir := t.TempDir()
-	spec := fmt.Sprintf("gpu model=a100-80g uuid=%s context=%d\n", fixture.SimUUID, contextBytes)
-	if err := os.WriteFile(filepath.Join(simDir, "spec"), []byte(spec), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	simDir := newMachine(t)
 	device := tenant.Device{UUID: fixture.SimUUID, MemoryLimit: limit, MemoryLimited: true,
 		ContextBytes: contextBytes, Cores: 100}
 	slice := fixture.NewSlice(t, fixture.Build("lib"), fixture.Build("sim"), device)
@@ -56,7 +52,7 @@ func TestKill(t *testing.T) {
 	}
 	defer ledger.Close()
 
-	killed := fire(t, random, append(slice.Env(), "TRANCHE_SIM_DIR="+simDir))
+	killed := fire(t, random, *processes, *seconds, append(slice.Env(), "TRANCHE_SIM_DIR="+simDir))
 	waitForForks(t, ledger)
 
 	peak := simPeak(t, simDir)
@@ -74,6 +70,28 @@ func TestKill(t *testing.T) {
 	if used := ledger.Usage(0).Memory; used != 0 {
 		t.Errorf("the ledger holds %d bytes after the last process is gone", used)
 	}
+}
+
+// TestKillWithoutLibrary is the control: the same load straight on the driver passes the limit.
+func TestKillWithoutLibrary(t *testing.T) {
+	simDir := newMachine(t)
+	env := []string{"LD_LIBRARY_PATH=" + fixture.Build("sim"), "TRANCHE_SIM_DIR=" + simDir}
+	fire(t, rand.New(rand.NewSource(1)), 80, 5, env)
+	peak := simPeak(t, simDir)
+	t.Logf("without the library: peak %.1f MiB", mib(peak))
+	if peak <= limit {
+		t.Errorf("the load alone reaches %d bytes, which is not above the limit of %d", peak, int64(limit))
+	}
+}
+
+func newMachine(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	spec := fmt.Sprintf("gpu model=a100-80g uuid=%s context=%d\n", fixture.SimUUID, contextBytes)
+	if err := os.WriteFile(filepath.Join(dir, "spec"), []byte(spec), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // worker is one process at a time. A process that finds no room for its context tries again.
@@ -124,11 +142,11 @@ func (w *worker) kill() bool {
 }
 
 // fire runs the processes, kills a third of them at random moments and waits for all.
-func fire(t *testing.T, random *rand.Rand, env []string) (killed int) {
+func fire(t *testing.T, random *rand.Rand, n, seconds int, env []string) (killed int) {
 	t.Helper()
 	gpuload := fixture.Need(t, fixture.Build("bin", "gpuload"))
-	end := time.Now().Add(time.Duration(*seconds) * time.Second)
-	workers := make([]worker, *processes)
+	end := time.Now().Add(time.Duration(seconds) * time.Second)
+	workers := make([]worker, n)
 	errs := make(chan error)
 	for i := range workers {
 		go func() {
@@ -140,9 +158,9 @@ func fire(t *testing.T, random *rand.Rand, env []string) (killed int) {
 			})
 		}()
 	}
-	third := *processes / 3
+	third := n / 3
 	for time.Now().Before(end) && killed < third {
-		time.Sleep(time.Duration(random.Int63n(int64(*seconds) * int64(time.Second) / int64(third))))
+		time.Sleep(time.Duration(random.Int63n(int64(seconds) * int64(time.Second) / int64(third))))
 		if workers[random.Intn(len(workers))].kill() {
 			killed++
 		}
