@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"unsafe"
 
@@ -29,8 +28,13 @@ type Ledger struct {
 }
 
 // CreateLedger makes an empty ledger in dir.
-func CreateLedger(dir string) error {
-	mem, err := createMapped(filepath.Join(dir, FileLedger), int(unsafe.Sizeof(ledgerPage{})))
+func CreateLedger(dir string) error { return createLedger(at(dir)) }
+
+// CreateLedgerIn is CreateLedger in an open directory.
+func CreateLedgerIn(dir *os.File) error { return createLedger(in(dir)) }
+
+func createLedger(dir place) error {
+	mem, err := createMapped(dir, FileLedger, int(unsafe.Sizeof(ledgerPage{})))
 	if err != nil {
 		return err
 	}
@@ -43,8 +47,13 @@ func CreateLedger(dir string) error {
 
 // OpenLedger maps the ledger of dir. The descriptor is an open file description of its own, so
 // locks of processes are seen as others'.
-func OpenLedger(dir string) (*Ledger, error) {
-	mem, f, err := openMapped(filepath.Join(dir, FileLedger), int(unsafe.Sizeof(ledgerPage{})), true)
+func OpenLedger(dir string) (*Ledger, error) { return openLedger(at(dir)) }
+
+// OpenLedgerIn is OpenLedger in an open directory.
+func OpenLedgerIn(dir *os.File) (*Ledger, error) { return openLedger(in(dir)) }
+
+func openLedger(dir place) (*Ledger, error) {
+	mem, f, err := openMapped(dir, FileLedger, int(unsafe.Sizeof(ledgerPage{})), true)
 	if err != nil {
 		return nil, err
 	}

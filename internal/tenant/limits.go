@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"unsafe"
 
@@ -35,10 +34,19 @@ type Limits struct {
 
 // CreateLimits makes the limits file in dir, which must not have one yet.
 func CreateLimits(dir, name string, devices []Device) (*Limits, error) {
+	return createLimits(at(dir), name, devices)
+}
+
+// CreateLimitsIn is CreateLimits in an open directory.
+func CreateLimitsIn(dir *os.File, name string, devices []Device) (*Limits, error) {
+	return createLimits(in(dir), name, devices)
+}
+
+func createLimits(dir place, name string, devices []Device) (*Limits, error) {
 	if len(devices) < 1 || len(devices) > MaxDevices {
 		return nil, fmt.Errorf("%d devices in a slice; 1 to %d can be", len(devices), MaxDevices)
 	}
-	mem, err := createMapped(filepath.Join(dir, FileLimits), limitsFileSize)
+	mem, err := createMapped(dir, FileLimits, limitsFileSize)
 	if err != nil {
 		return nil, err
 	}
@@ -54,13 +62,16 @@ func CreateLimits(dir, name string, devices []Device) (*Limits, error) {
 }
 
 // OpenLimits maps an existing limits file for reading.
-func OpenLimits(dir string) (*Limits, error) { return openLimits(dir, false) }
+func OpenLimits(dir string) (*Limits, error) { return openLimits(at(dir), false) }
 
 // OpenLimitsWriter maps an existing limits file for its writer, the supervisor.
-func OpenLimitsWriter(dir string) (*Limits, error) { return openLimits(dir, true) }
+func OpenLimitsWriter(dir string) (*Limits, error) { return openLimits(at(dir), true) }
 
-func openLimits(dir string, write bool) (*Limits, error) {
-	mem, f, err := openMapped(filepath.Join(dir, FileLimits), limitsFileSize, write)
+// OpenLimitsWriterIn is OpenLimitsWriter in an open directory.
+func OpenLimitsWriterIn(dir *os.File) (*Limits, error) { return openLimits(in(dir), true) }
+
+func openLimits(dir place, write bool) (*Limits, error) {
+	mem, f, err := openMapped(dir, FileLimits, limitsFileSize, write)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +81,7 @@ func openLimits(dir string, write bool) (*Limits, error) {
 	if p.magic != limitsMagic || p.version != abiVersion || p.size != uint32(unsafe.Sizeof(*p)) ||
 		p.nDevices < 1 || p.nDevices > MaxDevices {
 		l.Close()
-		return nil, fmt.Errorf("%s is damaged or of another version", filepath.Join(dir, FileLimits))
+		return nil, fmt.Errorf("%s is damaged or of another version", f.Name())
 	}
 	return l, nil
 }
@@ -147,46 +158,3 @@ func (l *Limits) Beat() { atomic.StoreUint64(&l.page.heartbeatNs, uint64(NowNs()
 
 // Close unmaps the page; the Limits must not be used after it.
 func (l *Limits) Close() { _ = unix.Munmap(l.mem) }
-
-// createMapped makes a file of exactly size bytes, readable and writable by its owner only, and
-// maps it shared.
-func createMapped(path string, size int) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if err := f.Chmod(0o600); err != nil {
-		return nil, err
-	}
-	// Allocated, not sparse: a full file system is an error here, not a SIGBUS in the tenant.
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(size)); err != nil {
-		return nil, fmt.Errorf("%s: no room for %d bytes: %w", path, size, err)
-	}
-	return unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-}
-
-// openMapped maps an existing regular file of at least size bytes. The file is returned open.
-func openMapped(path string, size int, write bool) ([]byte, *os.File, error) {
-	mode, prot := os.O_RDONLY, unix.PROT_READ
-	if write {
-		mode, prot = os.O_RDWR, unix.PROT_READ|unix.PROT_WRITE
-	}
-	f, err := os.OpenFile(path, mode|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Size() < int64(size)) {
-		err = fmt.Errorf("%s is damaged: not a file of %d bytes", path, size)
-	}
-	var mem []byte
-	if err == nil {
-		mem, err = unix.Mmap(int(f.Fd()), 0, size, prot, unix.MAP_SHARED)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, nil, err
-	}
-	return mem, f, nil
-}
