@@ -18,15 +18,16 @@ var version = "unknown"
 
 func main() {
 	// The second stage of `tranche run --strict` becomes the user's command: nothing else first.
-	if len(os.Args) == 2 && os.Args[1] == sandbox.EnterCommand {
-		if err := sandbox.Enter(); err != nil {
+	if len(os.Args) == 3 && os.Args[1] == sandbox.EnterCommand {
+		if err := sandbox.Enter(os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, "tranche:", err)
-			os.Exit(run.Failed)
+			os.Exit(run.EnterStatus(err))
 		}
 		return
 	}
-	root := &cobra.Command{Use: "tranche", Short: "Slices of a GPU", SilenceUsage: true, SilenceErrors: true,
+	root := &cobra.Command{Use: "tranche", Short: "Slices of a GPU", Version: version, SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true}}
+	root.SetVersionTemplate(versionLine())
 	root.AddCommand(runCommand(), psCommand(), versionCommand())
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "tranche:", err)

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"tranche.dev/tranche/internal/quantity"
 	"tranche.dev/tranche/internal/run"
@@ -26,14 +28,9 @@ func runCommand() *cobra.Command {
 	var cores, memory, burst, strict string
 	cmd := &cobra.Command{Use: "run [flags] -- COMMAND [ARG...]", Short: "run a command in a slice of a GPU", Long: runLong, Example: runExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := fillRun(&c, cores, memory, burst, strict)
-			if len(args) == 0 {
-				err = errors.New("run: no command given; tranche run [flags] -- COMMAND [ARG...]")
-			}
-			for _, flag := range []string{"cores", "memory", "burst", "sim"} {
-				if f := cmd.Flags().Lookup(flag); err == nil && f.Changed && f.Value.String() == "" {
-					err = fmt.Errorf("--%s: no value given", flag)
-				}
+			err := checkFlags(cmd, args)
+			if err == nil {
+				err = fillRun(&c, cores, memory, burst, strict)
 			}
 			if err != nil {
 				return &run.Status{Code: run.Failed, Err: err}
@@ -52,17 +49,44 @@ func runCommand() *cobra.Command {
 		}}
 	f := cmd.Flags()
 	f.SetInterspersed(false)
+	f.SortFlags = false
 	f.StringVar(&cores, "cores", "", "compute in hundredths of a GPU: 1 to 100, or n*100 for n whole GPUs (default: not limited)")
 	f.StringVar(&memory, "memory", "", "memory of each GPU: 8Gi, 512Mi, 8GB, bytes (default: what is not reserved by others)")
 	f.StringSliceVar(&c.Asked.GPUs, "gpu", nil, "GPUs to use, by index or UUID or the beginning of one (default: best fit)")
-	f.StringVar(&burst, "burst", "", "soft limit: cores that may be used while the GPU is otherwise idle")
-	f.StringVar(&c.Sim, "sim", "", "run on simulated GPUs: MODEL[:COUNT],... or a spec file")
-	f.StringVar(&c.Name, "name", "", "name of the slice in `tranche ps` (default: the command)")
+	f.StringVar(&burst, "burst", "", "ceiling for idle time; recorded only: the slice is held to --cores until slices can share idle time")
+	f.StringVar(&c.Sim, "sim", "", "run on simulated GPUs: MODEL[:COUNT],..., a spec file (text or YAML), or a directory with one")
+	f.StringVar(&c.Name, "name", "", "name of the slice in tranche ps (default: the command)")
 	f.StringVar(&c.Trace, "trace", "", "show each decision of the libraries on standard error, or append it to a file")
 	f.Lookup("trace").NoOptDefVal = "1"
 	f.StringVar(&strict, "strict", "auto", "cover the system's own driver files with the slice's: auto, on or off")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &run.Status{Code: run.Failed, Err: err} })
 	return cmd
+}
+
+// checkFlags refuses what would be taken for something else.
+func checkFlags(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("run: no command given; tranche run [flags] -- COMMAND [ARG...]")
+	}
+	// --trace FILE -- COMMAND: FILE would be the command.
+	if cmd.Flags().Changed("trace") && cmd.Flags().ArgsLenAtDash() < 0 && len(args) > 1 && args[1] == "--" {
+		return fmt.Errorf("--trace takes its file behind =, as in --trace=%s", args[0])
+	}
+	for _, name := range []string{"cores", "memory", "burst", "sim", "name", "strict", "trace"} {
+		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+			return fmt.Errorf("--%s: no value given", name)
+		}
+	}
+	if cmd.Flags().Changed("gpu") {
+		gpus, err := cmd.Flags().GetStringSlice("gpu")
+		if err != nil {
+			return err
+		}
+		if len(gpus) == 0 || slices.Contains(gpus, "") {
+			return errors.New("--gpu: a GPU without a name; give indices or UUIDs with commas, as in --gpu 0,1")
+		}
+	}
+	return nil
 }
 
 // fillRun parses the values that are more than text.
@@ -79,7 +103,7 @@ func fillRun(c *run.Config, cores, memory, burst, strict string) (err error) {
 	}
 	if memory != "" {
 		if c.Asked.Memory, err = quantity.Parse(memory); err != nil {
-			return fmt.Errorf("--memory: %w", err)
+			return fmt.Errorf("--memory %w", err)
 		}
 	}
 	switch c.Strict = run.Strictness(strict); c.Strict {
@@ -91,7 +115,22 @@ func fillRun(c *run.Config, cores, memory, burst, strict string) (err error) {
 		return fmt.Errorf("--name %s: longer than 63 bytes", c.Name)
 	}
 	if c.Trace != "" && c.Trace != "1" {
-		c.Trace, err = filepath.Abs(c.Trace)
+		return openTrace(&c.Trace)
 	}
-	return err
+	return nil
+}
+
+// openTrace finds out now whether the libraries can append to the file: they are silent when they
+// cannot.
+func openTrace(file *string) error {
+	path, err := filepath.Abs(*file)
+	if err != nil {
+		return fmt.Errorf("--trace: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NONBLOCK, 0o644)
+	if err != nil {
+		return fmt.Errorf("--trace: %w", err)
+	}
+	*file = path
+	return f.Close()
 }

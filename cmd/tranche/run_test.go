@@ -26,7 +26,7 @@ var program string
 
 func TestMain(m *testing.M) {
 	// The sandbox's second stage is this program again, when a test calls it by itself.
-	if len(os.Args) == 2 && os.Args[1] == sandbox.EnterCommand {
+	if len(os.Args) == 3 && os.Args[1] == sandbox.EnterCommand {
 		main()
 		os.Exit(0)
 	}
@@ -196,6 +196,13 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(text, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	fifo, spec := filepath.Join(t.TempDir(), "fifo"), filepath.Join(t.TempDir(), "spec.YAML")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(spec, []byte("gpus:\n- model: t4\n\nzzz: 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args string
 		code int
@@ -203,7 +210,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"--cores 101 -- true", 125, "tranche: --cores 101: 1 to 100 of one GPU, or a multiple of 100 for whole GPUs\n"},
 		{"--cores 0 -- true", 125, "tranche: --cores 0: 1 to 100"},
-		{"--memory 8gi -- true", 125, `tranche: --memory: "8gi" is not an amount of memory`},
+		{"--memory 8g -- true", 125, "tranche: --memory 8g: write 8Gi (gibibytes) or 8G (gigabytes)\n"},
 		{"--burst 50 -- true", 125, "tranche: --burst 50: needs --cores"},
 		{"--cores 30 --burst 20 -- true", 125, "tranche: --burst 20: from --cores (30"},
 		{"--strict maybe -- true", 125, "tranche: --strict maybe: auto, on or off\n"},
@@ -213,9 +220,21 @@ func TestRefusals(t *testing.T) {
 		{"--sim t4:2 --gpu 0,0 -- true", 125, "--gpu 0: named twice"},
 		{"--sim t4:2 --gpu 0 --cores 200 -- true", 125, "--gpu names 1 GPUs, --cores 200 takes 2"},
 		{"--sim t4 --cores 200 -- true", 125, "2 GPUs asked, the request fits on 1 of 1"},
-		{"--sim t4 --memory 20Gi -- true", 125, "…): memory 20 GiB asked, 14.6 GiB free"},
+		{"--sim t4 --memory 20Gi -- true", 125, "…): memory 20 GiB asked, 14.5 GiB free"},
 		{"--sim t4 -- /no/such/program", 127, "no such file"},
 		{"--sim t4 -- " + text, 126, "permission denied"},
+		{"--sim t4 --gpu= -- true", 125, "--gpu: a GPU without a name"},
+		{"--sim t4 --gpu , -- true", 125, "--gpu: a GPU without a name"},
+		{"--sim t4 --name= -- true", 125, "--name: no value given"},
+		{"--sim t4 --strict= -- true", 125, "--strict: no value given"},
+		{"--sim t4 --trace=/nonexistent/x -- true", 125, "--trace: open /nonexistent/x: no such file"},
+		{"--sim t4 --trace file -- true", 125, "--trace takes its file behind =, as in --trace=file\n"},
+		{"--sim t4 --cores 10 --burst 20 -- true", 0, "tranche: --burst 20 is recorded, but the slice is held to --cores 10"},
+		{"--sim t4:0 -- true", 125, "--sim t4:0: \"t4:0\": 1 to 16 GPUs\n"},
+		{"--sim t4:17 -- true", 125, "1 to 16 GPUs\n"},
+		{"--sim /dev/zero -- true", 125, "--sim /dev/zero: not a file or directory\n"},
+		{"--sim " + fifo + " -- true", 125, "not a file or directory\n"},
+		{"--sim " + spec + " -- true", 125, "line 4: unknown key"},
 		{"--nonsense -- true", 125, "unknown flag: --nonsense"},
 	} {
 		out, state := b.run(append([]string{"run"}, strings.Fields(c.args)...)...)

@@ -11,11 +11,15 @@ import (
 
 func versionCommand() *cobra.Command {
 	return &cobra.Command{Use: "version", Short: "print the version", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		libraries := assets.Version()
-		if libraries == "" {
-			libraries = "none: " + assets.ErrMissing.Error()
-		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "tranche %s %s/%s, libraries %s\n", version, runtime.GOOS, runtime.GOARCH, libraries)
+		_, err := fmt.Fprint(cmd.OutOrStdout(), versionLine())
 		return err
 	}}
+}
+
+func versionLine() string {
+	libraries := assets.Version()
+	if libraries == "" {
+		libraries = "none: " + assets.ErrMissing.Error()
+	}
+	return fmt.Sprintf("tranche %s %s/%s, libraries %s\n", version, runtime.GOOS, runtime.GOARCH, libraries)
 }

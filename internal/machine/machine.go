@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -116,7 +117,11 @@ func SimDir(value string) (string, error) {
 	if err != nil || spec.Dir != "" {
 		return spec.Dir, err
 	}
-	return simDir(spec.Text), nil
+	dir := simDir(spec.Text)
+	if _, err := os.Stat(filepath.Join(dir, "spec")); err != nil {
+		return dir, checkSpec(spec)
+	}
+	return dir, nil
 }
 
 // simDir is named by the spec and by the driver, whose state file it holds.
@@ -143,7 +148,7 @@ func prepareSim(value string) (string, error) {
 			return "", err
 		}
 		if _, err := os.Stat(filepath.Join(dir, "spec")); err != nil {
-			if err := checkSpec(spec.Text); err != nil {
+			if err := checkSpec(spec); err != nil {
 				return "", err
 			}
 			if err := assets.WriteFile(filepath.Join(dir, "spec"), []byte(spec.Text), 0o600); err != nil {
@@ -155,13 +160,14 @@ func prepareSim(value string) (string, error) {
 	return dir, err
 }
 
-func checkSpec(text string) error {
+// checkSpec lets the simulator judge the text.
+func checkSpec(spec simspec.Spec) error {
 	f, err := os.CreateTemp("", "tranche-spec-*")
 	if err != nil {
 		return err
 	}
 	defer os.Remove(f.Name())
-	_, err = f.WriteString(text)
+	_, err = f.WriteString(spec.Text)
 	if e := f.Close(); err == nil {
 		err = e
 	}
@@ -169,9 +175,43 @@ func checkSpec(text string) error {
 		_, err = simctl("check", f.Name())
 	}
 	if err != nil {
-		return errors.New(strings.ReplaceAll(err.Error(), f.Name()+": ", ""))
+		return errors.New(explain(strings.ReplaceAll(err.Error(), f.Name()+": ", ""), spec))
 	}
 	return nil
+}
+
+var (
+	specLine   = regexp.MustCompile(`^line (\d+): `)
+	modelsHint = " (simctl models lists them)"
+)
+
+// explain puts the simulator's complaint into the terms of what the user wrote.
+func explain(said string, spec simspec.Spec) string {
+	if m := specLine.FindStringSubmatch(said); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		switch {
+		case n >= 1 && n <= len(spec.Lines):
+			said = fmt.Sprintf("line %d: %s", spec.Lines[n-1], said[len(m[0]):])
+		case spec.Short:
+			said = strings.TrimPrefix(said[len(m[0]):], "gpu: ")
+		}
+	}
+	if before, _, ok := strings.Cut(said, modelsHint); ok {
+		return before + "; there are " + strings.Join(models(), ", ")
+	}
+	return said
+}
+
+// models lists what can be simulated.
+func models() []string {
+	out, _ := simctl("models")
+	var names []string
+	for line := range strings.Lines(string(out)) {
+		if name, _, ok := strings.Cut(line, " "); ok {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 type simGPU struct {
@@ -317,6 +357,16 @@ func (m *Machine) within(all []GPU) ([]GPU, error) {
 		}
 	}
 	return out, nil
+}
+
+// CheckState tells whether the records of slices can be read. None at all is fine.
+func CheckState() error {
+	for _, dir := range []string{realRoot(), simBase()} {
+		if _, err := os.ReadDir(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the record of slices cannot be read: %w", err)
+		}
+	}
+	return nil
 }
 
 // Registries lists what exists on this machine for this user: real GPUs, then simulated machines.

@@ -56,14 +56,41 @@ type Status struct {
 func (s *Status) Error() string { return s.Err.Error() }
 func (s *Status) Unwrap() error { return s.Err }
 
+// EnterStatus is the exit status of the sandbox's second stage, which stands for the command's.
+func EnterStatus(err error) int {
+	var e *sandbox.ExecError
+	if errors.As(err, &e) {
+		return supervise.StartStatus(err)
+	}
+	return Failed
+}
+
+// lookPath finds the command as a shell does; an error says no more than the name and why.
+func lookPath(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil || errors.Is(err, exec.ErrDot) {
+		return path, nil
+	}
+	status := supervise.StartStatus(err)
+	var lookup *exec.Error
+	var at *os.PathError
+	switch {
+	case errors.As(err, &at):
+		err = fmt.Errorf("%s: %w", name, at.Err)
+	case errors.As(err, &lookup):
+		err = fmt.Errorf("%s: %w", name, lookup.Err)
+	}
+	return "", &Status{Code: status, Err: err}
+}
+
 // Run runs the command and returns how it ended. An error means that it was not started.
 func Run(config Config) (*os.ProcessState, error) {
 	if err := config.Asked.Validate(); err != nil {
 		return nil, err
 	}
-	path, err := exec.LookPath(config.Command[0])
-	if err != nil && !errors.Is(err, exec.ErrDot) {
-		return nil, &Status{Code: supervise.StartStatus(err), Err: err}
+	path, err := lookPath(config.Command[0])
+	if err != nil {
+		return nil, err
 	}
 	libraryPath := os.Getenv("LD_LIBRARY_PATH")
 	m, err := machine.Open(config.Sim, libraryPath)
@@ -91,6 +118,10 @@ func Run(config Config) (*os.ProcessState, error) {
 	}
 	if err != nil {
 		own.Remove()
+		var at *os.PathError
+		if errors.As(err, &at) {
+			err = fmt.Errorf("%s: %w", config.Command[0], at.Err)
+		}
 		return nil, &Status{Code: supervise.StartStatus(err), Err: err}
 	}
 	stopForward := supervise.Forward(cmd.Process)
@@ -167,6 +198,10 @@ func reserve(config Config, m *machine.Machine, strict bool) (*state.Own, slice.
 		return nil, none, err
 	}
 	config.remark(reserved, limits, m.Parent)
+	if config.Asked.Burst > config.Asked.Cores {
+		config.say("--burst %d is recorded, but the slice is held to --cores %d until slices can share idle time",
+			config.Asked.Burst, config.Asked.Cores)
+	}
 	id := state.NewID()
 	info := state.Info{Name: config.name(), Command: config.Command, Started: time.Now(), Parent: m.Parent,
 		GPUs: reserved, Libraries: filepath.Join(home, "slices", id)}

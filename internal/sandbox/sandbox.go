@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,7 +30,14 @@ import (
 // EnterCommand is the hidden subcommand of the second stage.
 const EnterCommand = "__enter"
 
-const planFD = 3
+// ExecError says that the second stage did everything but could not become the command.
+type ExecError struct {
+	Path string
+	Err  error
+}
+
+func (e *ExecError) Error() string { return e.Path + ": " + e.Err.Error() }
+func (e *ExecError) Unwrap() error { return e.Err }
 
 // plan is what the second stage does: mounts in order, then exec.
 type plan struct {
@@ -66,7 +74,7 @@ func try(userNS bool) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(self, EnterCommand)
+	cmd := exec.Command(self)
 	var said strings.Builder
 	cmd.Stderr = &said
 	p := plan{Binds: []slice.Bind{{From: os.DevNull, To: os.DevNull}}, DropCaps: userNS}
@@ -90,7 +98,7 @@ func Start(cmd *exec.Cmd, binds []slice.Bind) error {
 	if err != nil {
 		return err
 	}
-	cmd.Path, cmd.Args = self, []string{"tranche", EnterCommand}
+	cmd.Path = self
 	return start(cmd, p, userNS)
 }
 
@@ -99,12 +107,12 @@ func start(cmd *exec.Cmd, p plan, userNS bool) error {
 	if err != nil {
 		return err
 	}
-	r, w, err := os.Pipe()
+	fd, err := share(data)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
-	cmd.ExtraFiles = []*os.File{r} // planFD
+	defer unix.Close(fd)
+	cmd.Args = []string{"tranche", EnterCommand, strconv.Itoa(fd)}
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -116,35 +124,41 @@ func start(cmd *exec.Cmd, p plan, userNS bool) error {
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
 	}
-	if err := cmd.Start(); err != nil {
-		_ = w.Close()
-		return err
-	}
-	_, err = w.Write(data)
-	if e := w.Close(); err == nil {
-		err = e
-	}
-	return err
+	return cmd.Start()
 }
 
-// Enter is the second stage. It returns only on failure, or for a plan without a command.
-func Enter() error {
-	runtime.LockOSThread()
-	f := os.NewFile(planFD, "plan")
-	if f == nil {
-		return errors.New("internal command")
-	}
-	data, err := io.ReadAll(io.LimitReader(f, 16<<20))
-	_ = f.Close()
+// share puts data into a file of memory that the next child inherits, under a number that is free in
+// this process: what the caller left open keeps its own numbers. The child has all of it even if we
+// die at once.
+func share(data []byte) (fd int, err error) {
+	fd, err = unix.MemfdCreate("tranche-plan", 0)
 	if err != nil {
-		return errors.New("internal command")
+		return -1, fmt.Errorf("memfd: %w", err)
 	}
-	var p plan
-	if err := json.Unmarshal(data, &p); err != nil {
+	for rest := data; len(rest) > 0 && err == nil; {
+		var n int
+		n, err = unix.Write(fd, rest)
+		rest = rest[max(n, 0):]
+	}
+	if err == nil {
+		_, err = unix.Seek(fd, 0, io.SeekStart)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("memfd: %w", err)
+	}
+	return fd, nil
+}
+
+// Enter is the second stage; fd has the plan. It returns only on failure, or for a plan without a
+// command.
+func Enter(fd string) error {
+	runtime.LockOSThread()
+	p, err := readPlan(fd)
+	if err != nil {
 		return fmt.Errorf("internal command: %w", err)
 	}
-	// What is mounted here stays here; what the system mounts later is still seen.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+	if err := isolate(); err != nil {
 		return fmt.Errorf("mount propagation: %w", err)
 	}
 	for _, b := range p.Binds {
@@ -160,7 +174,67 @@ func Enter() error {
 	if p.Path == "" {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", p.Path, syscall.Exec(p.Path, p.Argv, os.Environ()))
+	return &ExecError{Path: p.Path, Err: syscall.Exec(p.Path, p.Argv, os.Environ())}
+}
+
+func readPlan(fd string) (p plan, err error) {
+	n, err := strconv.Atoi(fd)
+	if err != nil || n < 3 {
+		return p, errors.New("no plan")
+	}
+	f := os.NewFile(uintptr(n), "plan")
+	if f == nil {
+		return p, errors.New("no plan")
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 16<<20))
+	if err != nil {
+		return p, err
+	}
+	return p, json.Unmarshal(data, &p)
+}
+
+// isolate keeps what is mounted here here; what the system mounts later is still seen.
+func isolate() error {
+	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
+	if errors.Is(err, unix.EINVAL) {
+		// In a chroot "/" is no mount point. The mount that it lies in has no path here.
+		return outsideRoot(func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "") })
+	}
+	return err
+}
+
+// outsideRoot calls f with the namespace's own root, then comes back to ours. It needs the calling
+// thread to be locked, CAP_SYS_CHROOT, and /proc.
+func outsideRoot(f func() error) error {
+	// The other threads share root and working directory with this one, which setns refuses.
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	var fds []int
+	for _, path := range []string{"/proc/thread-self/ns/mnt", "/", "."} {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		defer unix.Close(fd)
+		fds = append(fds, fd)
+	}
+	// Entering the namespace that we are in moves us to its root.
+	if err := unix.Setns(fds[0], unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	err := f()
+	for _, step := range []func() error{
+		func() error { return unix.Fchdir(fds[1]) },
+		func() error { return unix.Chroot(".") },
+		func() error { return unix.Fchdir(fds[2]) },
+	} {
+		if e := step(); e != nil {
+			return fmt.Errorf("back into the chroot: %w", e)
+		}
+	}
+	return err
 }
 
 // dropCaps gives up what the user namespace gave; for uid 0 exec would give it all back.

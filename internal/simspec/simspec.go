@@ -3,7 +3,9 @@
 package simspec
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,9 +21,17 @@ type Spec struct {
 	Text string
 	// Dir, when not empty, is a directory with a file "spec".
 	Dir string
+	// Lines has for each line of Text the line of the YAML file that it comes from; nil when there is
+	// none.
+	Lines []int
+	// Short is true of a list of models.
+	Short bool
 }
 
-var item = regexp.MustCompile(`^([a-z0-9][a-z0-9.-]*)(?::([0-9]{1,2}))?$`)
+// MaxGPUs is the most that a simulated machine has.
+const MaxGPUs = 16
+
+var item = regexp.MustCompile(`^([a-z0-9][a-z0-9.-]*)(?::([0-9]+))?$`)
 
 // Parse reads the value of --sim: `a100-80g:2`, `t4,v100-16g`, a file, or a directory.
 func Parse(value string) (Spec, error) {
@@ -34,9 +44,9 @@ func Parse(value string) (Spec, error) {
 		}
 		return Spec{Dir: dir}, err
 	case err == nil:
-		return fromFile(value, info.Size())
-	case strings.ContainsAny(value, "/") || strings.HasSuffix(value, ".yaml") || strings.HasSuffix(value, ".yml"):
-		return Spec{}, err
+		return fromFile(value, info)
+	case strings.ContainsAny(value, "/") || isYAML(value):
+		return Spec{}, errors.Unwrap(err)
 	}
 	var lines []string
 	for part := range strings.SplitSeq(value, ",") {
@@ -46,29 +56,49 @@ func Parse(value string) (Spec, error) {
 		}
 		line := "gpu model=" + m[1]
 		if m[2] != "" {
+			if n, err := strconv.Atoi(m[2]); err != nil || n < 1 || n > MaxGPUs {
+				return Spec{}, fmt.Errorf("%q: 1 to %d GPUs", part, MaxGPUs)
+			}
 			line += " count=" + m[2]
 		}
 		lines = append(lines, line)
 	}
-	return Spec{Text: strings.Join(lines, "\n") + "\n"}, nil
+	return Spec{Text: strings.Join(lines, "\n") + "\n", Short: true}, nil
 }
 
-func fromFile(path string, size int64) (Spec, error) {
-	if size > 1<<20 {
-		return Spec{}, fmt.Errorf("%s is larger than 1 MiB", path)
+func isYAML(path string) bool {
+	ext := strings.ToLower(filepath.Ext(path))
+	return ext == ".yaml" || ext == ".yml"
+}
+
+const fileMax = 1 << 20
+
+func fromFile(path string, info os.FileInfo) (Spec, error) {
+	if !info.Mode().IsRegular() {
+		return Spec{}, errors.New("not a file or directory")
 	}
-	data, err := os.ReadFile(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return Spec{}, errors.Unwrap(err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, fileMax+1))
 	if err != nil {
 		return Spec{}, err
 	}
-	if ext := filepath.Ext(path); ext != ".yaml" && ext != ".yml" {
+	if len(data) > fileMax {
+		return Spec{}, errors.New("larger than 1 MiB")
+	}
+	if !isYAML(path) {
 		return Spec{Text: string(data)}, nil
 	}
-	text, err := FromYAML(data)
-	if err != nil {
-		return Spec{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return Spec{Text: text}, nil
+	return FromYAML(data)
+}
+
+// line is one of the text, with where it stood.
+type line struct {
+	text string
+	at   int
 }
 
 // FromYAML reads the same keys as the text has: scalars of the machine at the top, `gpus` and `links`
@@ -79,63 +109,80 @@ func fromFile(path string, size int64) (Spec, error) {
 //	- {model: a100-80g, count: 2}
 //	links:
 //	- {between: [0, 1], nvlink: 12}
-func FromYAML(data []byte) (string, error) {
+func FromYAML(data []byte) (Spec, error) {
 	var doc map[string]yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return "", err
+		return Spec{}, err
 	}
-	var machine, rest []string
+	var lines []line
 	for key, node := range doc {
-		switch key {
-		case "gpus", "links":
-		default:
-			v, err := scalar(key, &node)
-			if err != nil {
-				return "", err
-			}
-			machine = append(machine, key+"="+v)
+		if key == "gpus" || key == "links" {
+			continue
 		}
+		v, err := scalar(key, &node)
+		if err != nil {
+			return Spec{}, err
+		}
+		lines = append(lines, line{key + "=" + v, node.Line})
 	}
-	sort.Strings(machine)
-	gpus, err := maps(doc, "gpus")
+	sort.Slice(lines, func(i, j int) bool { return lines[i].text < lines[j].text })
+	gpus, err := items(doc, "gpus")
 	if err != nil {
-		return "", err
+		return Spec{}, err
 	}
 	for _, g := range gpus {
-		line, err := pairs(g, "gpu", "model")
+		text, err := pairs(g.keys, "gpu", "model")
 		if err != nil {
-			return "", err
+			return Spec{}, err
 		}
-		rest = append(rest, line)
+		lines = append(lines, line{text, g.at})
 	}
-	links, err := maps(doc, "links")
+	links, err := items(doc, "links")
 	if err != nil {
-		return "", err
+		return Spec{}, err
 	}
 	for _, l := range links {
-		between := l["between"]
+		between := l.keys["between"]
 		var ends []int
 		if err := between.Decode(&ends); err != nil || len(ends) != 2 {
-			return "", fmt.Errorf("links: between is not [INDEX, INDEX]")
+			return Spec{}, fmt.Errorf("line %d: links: between is not [INDEX, INDEX]", l.at)
 		}
-		delete(l, "between")
-		line, err := pairs(l, "link "+strconv.Itoa(ends[0])+" "+strconv.Itoa(ends[1]), "")
+		delete(l.keys, "between")
+		text, err := pairs(l.keys, "link "+strconv.Itoa(ends[0])+" "+strconv.Itoa(ends[1]), "")
 		if err != nil {
-			return "", err
+			return Spec{}, err
 		}
-		rest = append(rest, line)
+		lines = append(lines, line{text, l.at})
 	}
-	return strings.Join(append(machine, rest...), "\n") + "\n", nil
+	var spec Spec
+	for _, l := range lines {
+		spec.Text += l.text + "\n"
+		spec.Lines = append(spec.Lines, l.at)
+	}
+	return spec, nil
 }
 
-func maps(doc map[string]yaml.Node, key string) ([]map[string]yaml.Node, error) {
+// entry is one of a list of mappings.
+type entry struct {
+	keys map[string]yaml.Node
+	at   int
+}
+
+func items(doc map[string]yaml.Node, key string) ([]entry, error) {
 	node, ok := doc[key]
 	if !ok {
 		return nil, nil
 	}
-	var out []map[string]yaml.Node
-	if err := node.Decode(&out); err != nil {
-		return nil, fmt.Errorf("%s is not a list of mappings", key)
+	if node.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("line %d: %s is not a list of mappings", node.Line, key)
+	}
+	var out []entry
+	for _, n := range node.Content {
+		e := entry{at: n.Line}
+		if err := n.Decode(&e.keys); err != nil {
+			return nil, fmt.Errorf("line %d: %s is not a list of mappings", n.Line, key)
+		}
+		out = append(out, e)
 	}
 	return out, nil
 }
@@ -166,7 +213,7 @@ func pairs(m map[string]yaml.Node, head, first string) (string, error) {
 // scalar returns a value as it was written (550.10 stays 550.10), spaces as the text wants them.
 func scalar(key string, node *yaml.Node) (string, error) {
 	if node.Kind != yaml.ScalarNode || strings.ContainsAny(node.Value, "\n#") {
-		return "", fmt.Errorf("%s is not a plain value", key)
+		return "", fmt.Errorf("line %d: %s is not a plain value", node.Line, key)
 	}
 	return strings.ReplaceAll(node.Value, " ", "_"), nil
 }

@@ -34,7 +34,7 @@ links:
 			t.Errorf("%s: %q, %v; want %q", value, got.Text, err, want)
 		}
 	}
-	for _, value := range []string{"", "t4:", "t4:x", "a b", "none.yaml", "/no/such/file", dir, "t4,,t4"} {
+	for _, value := range []string{"", "t4:", "t4:x", "t4:0", "t4:17", "/dev/zero", "a b", "none.yaml", "/no/such/file", dir, "t4,,t4"} {
 		if got, err := Parse(value); err == nil {
 			t.Errorf("%q was taken as %+v", value, got)
 		}
