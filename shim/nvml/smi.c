@@ -3,9 +3,9 @@
  *
  * Layout: the table's size in bytes, then function pointers, one a word. It grows at its end and
  * slots keep their number (drivers 470, 535 and 550: 213, 245 and 251 words). What an entry of a
- * process list looks like is known for 535 and 550 only. With any other driver these lists are not
- * supported, and neither is a slot that came after 550: it may list processes as well. nvidia-smi
- * bears that, but it does not run without the table. */
+ * process list looks like is known for 535 and 550 only. With any other driver these lists are empty,
+ * and a slot that came after 550 is not supported: it may list processes as well. nvidia-smi bears
+ * that, but it does not run without the table. */
 #include "compat.h"
 #define _GNU_SOURCE
 #include "real.h"
@@ -128,7 +128,7 @@ static nvmlReturn_t process_use(nvmlDevice_t device, uint64_t since_us, unsigned
 	if (!tr_slice_open(false))
 		return NVML_ERROR_NOT_READY;
 	if (kinds == 0)
-		return not_supported();
+		return NVML_ERROR_NOT_FOUND;
 	nvmlReturn_t r = tr_device_index(device, &dev);
 	if (r != NVML_SUCCESS || count == NULL || entries == NULL)
 		return r != NVML_SUCCESS ? r : NVML_ERROR_INVALID_ARGUMENT;
@@ -151,8 +151,10 @@ static nvmlReturn_t list(enum kind kind, nvmlDevice_t device, unsigned *count,
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!tr_slice_open(false))
 		return NVML_ERROR_NOT_READY;
-	if (known_kinds() == 0)
-		return not_supported();
+	if (known_kinds() == 0) { /* empty: pmon waits for ever where it is not supported */
+		*count = 0;
+		return NVML_SUCCESS;
+	}
 	nvmlReturn_t r = tr_slice_list(kind, device, &e);
 	if (r == NVML_SUCCESS)
 		r = tr_room_for(e.n, count, infos);

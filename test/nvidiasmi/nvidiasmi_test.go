@@ -5,6 +5,7 @@
 package nvidiasmi
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -35,12 +36,13 @@ type machine struct {
 	r   release
 	smi string
 	dir string
+	lib string // where programs find the libraries
 }
 
 func newMachine(t *testing.T, r release, spec ...string) machine {
 	t.Helper()
 	fixture.Need(t, fixture.Build("sim", "libnvidia-ml.so.1"))
-	m := machine{t, r, fixture.NVIDIA(t, r.smi, "nvidia-smi"), t.TempDir()}
+	m := machine{t, r, fixture.NVIDIA(t, r.smi, "nvidia-smi"), t.TempDir(), fixture.Build("sim")}
 	lines := append([]string{"driver_version=" + r.driver, "cuda_version=" + r.cuda}, spec...)
 	if err := os.WriteFile(filepath.Join(m.dir, "spec"), []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -49,17 +51,34 @@ func newMachine(t *testing.T, r release, spec ...string) machine {
 }
 
 func (m machine) env() []string {
-	return append(os.Environ(), "TRANCHE_SIM_DIR="+m.dir, "LD_LIBRARY_PATH="+fixture.Build("sim"))
+	return append(os.Environ(), "TRANCHE_SIM_DIR="+m.dir, "LD_LIBRARY_PATH="+m.lib)
 }
 
 // run returns what nvidia-smi printed and its exit code.
 func (m machine) run(args ...string) (string, int) {
 	m.t.Helper()
-	cmd := exec.Command(m.smi, args...)
+	return m.exec(m.smi, args...)
+}
+
+// program returns what a program without arguments printed.
+func (m machine) program(path string) string {
+	m.t.Helper()
+	out, code := m.exec(path)
+	if code != 0 {
+		m.t.Fatalf("%s: exit code %d\n%s", path, code, out)
+	}
+	return out
+}
+
+func (m machine) exec(name string, args ...string) (string, int) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = m.env()
 	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil {
-		m.t.Fatalf("nvidia-smi: %v", err)
+	if cmd.ProcessState == nil || ctx.Err() != nil {
+		m.t.Fatalf("%s %v: %v, %v\n%s", name, args, err, ctx.Err(), out)
 	}
 	return string(out), cmd.ProcessState.ExitCode()
 }
@@ -255,12 +274,7 @@ func TestUtilisation(t *testing.T) {
 		eventually(t, "a busy GPU", func() bool { return util() >= 90 })
 		second := m.load("--kernel", "10ms", "--time", "60")
 		sm := func(pid int) int {
-			row := regexp.MustCompile(fmt.Sprintf(`(?m)^ +0 +%d +C +(\d+) `, pid)).FindStringSubmatch(m.must("pmon", "-c", "1"))
-			if row == nil {
-				return -1
-			}
-			n, _ := strconv.Atoi(row[1])
-			return n
+			return pmonRow(m.must("pmon", "-c", "1"), 0, pid)
 		}
 		eventually(t, "two processes share the GPU", func() bool {
 			a, b := sm(first), sm(second)
