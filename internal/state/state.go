@@ -8,20 +8,20 @@
 // lock on one file that everybody can open; waiting for it is bounded.
 //
 // Nothing that others wrote is trusted: no link is followed, only regular files of bounded size are
-// read, the owner is taken from the file system, and what does not parse does not count.
+// read, the owner is taken from the file system, and what does not parse does not count. The
+// owner of a shared directory can rename what others made in it, so a slice's directory is opened
+// once, when it is made, and its files are reached through the descriptor only.
 package state
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"syscall"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,130 +92,62 @@ func (s Slice) User() string {
 const (
 	infoFile = "info.json"
 	useFile  = "use.json"
-	lockFile = "lock"
 	fileMax  = 256 << 10
 	version  = 1
-	lockWait = 10 * time.Second
+	// Bounds of what is recorded, in bytes.
+	nameMax, commandMax = 63, 4 << 10
 )
 
 var idPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// Registry is one machine's.
-type Registry struct{ Root string }
-
-// Open makes the directory if need be. A shared one is writable by all users, and sticky.
-func Open(root string, shared bool) (*Registry, error) {
-	mode := os.FileMode(0o700)
-	if shared {
-		mode = 0o777 | fs.ModeSticky
-	}
-	if err := os.MkdirAll(filepath.Dir(root), 0o755); err != nil {
-		return nil, err
-	}
-	err := os.Mkdir(root, mode.Perm())
-	if err == nil {
-		err = os.Chmod(root, mode)
-	} else if errors.Is(err, fs.ErrExist) {
-		err = nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	info, err := os.Lstat(root)
-	if err != nil {
-		return nil, err
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	if !info.IsDir() || !shared && int(st.Uid) != os.Getuid() {
-		return nil, fmt.Errorf("%s is not a directory of this user", root)
-	}
-	if shared && info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
-		return nil, fmt.Errorf("%s is writable by others and not sticky; remove it", root)
-	}
-	return &Registry{Root: root}, nil
-}
-
-// Lock takes the machine's lock; the returned function gives it back.
-func (r *Registry) Lock() (func(), error) {
-	f, err := r.openLock()
-	if err != nil {
-		return nil, err
-	}
-	deadline := time.Now().Add(lockWait)
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
-			_ = f.Close()
-			return nil, fmt.Errorf("%s is locked by another process for %v (`fuser -v` shows it): %w", f.Name(), lockWait, err)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-// openLock opens the lock file, for reading, as no more is needed and other users' files in a sticky
-// directory may not be opened for creation (fs.protected_regular).
-func (r *Registry) openLock() (*os.File, error) {
-	path := filepath.Join(r.Root, lockFile)
-	for range 3 {
-		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-		if err == nil {
-			if info, e := f.Stat(); e != nil || !info.Mode().IsRegular() {
-				_ = f.Close()
-				return nil, fmt.Errorf("%s is not a regular file; remove it", path)
-			}
-			return f, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		made, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o644)
-		if err == nil {
-			err = made.Chmod(0o644)
-			_ = made.Close()
-		}
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
-	}
-	return nil, fmt.Errorf("%s comes and goes", path)
-}
-
 // List reads all slices, dead ones too.
 func (r *Registry) List() ([]Slice, error) {
-	entries, err := os.ReadDir(r.Root)
+	names, err := r.names()
 	if err != nil {
 		return nil, err
 	}
 	var out []Slice
-	for _, e := range entries {
-		if !e.IsDir() || !idPattern.MatchString(e.Name()) {
-			continue
-		}
-		if s, ok := r.read(e.Name()); ok {
+	for _, name := range names {
+		if s, ok := r.read(name); ok {
 			out = append(out, s)
 		}
 	}
+	findUsers(out)
 	return out, nil
+}
+
+// names lists what is named as a slice.
+func (r *Registry) names() ([]string, error) {
+	dir, err := r.directory()
+	if err != nil {
+		return nil, err
+	}
+	// Opened again, as a descriptor has one position.
+	again, err := openIn(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer again.Close()
+	all, err := again.Readdirnames(-1)
+	var out []string
+	for _, name := range all {
+		if idPattern.MatchString(name) {
+			out = append(out, name)
+		}
+	}
+	return out, err
 }
 
 // read loads one slice; false when it is not one.
 func (r *Registry) read(id string) (Slice, bool) {
 	s := Slice{ID: id, Dir: filepath.Join(r.Root, id)}
-	root, err := os.OpenRoot(s.Dir)
+	dir, uid, err := r.openSlice(id)
 	if err != nil {
 		return s, false
 	}
-	defer root.Close()
-	dir, err := root.Stat(".")
-	if err != nil {
-		return s, false
-	}
-	s.UID = int(dir.Sys().(*syscall.Stat_t).Uid)
-	s.Mine = s.UID == os.Getuid()
-	f, err := openPlain(root, infoFile, s.UID)
+	defer dir.Close()
+	s.UID, s.Mine = uid, uid == os.Getuid()
+	f, err := openPlain(dir, infoFile, uid)
 	if err != nil {
 		return s, false
 	}
@@ -223,24 +155,42 @@ func (r *Registry) read(id string) (Slice, bool) {
 	if decode(f, &s.Info) != nil || !valid(s.Info) {
 		return s, false
 	}
-	if u, err := openPlain(root, useFile, s.UID); err == nil {
+	if u, err := openPlain(dir, useFile, uid); err == nil {
 		if decode(u, &s.Use) != nil {
 			s.Use = Use{}
 		}
 		_ = u.Close()
 	}
-	s.Alive = writeLocked(f) || s.processAlive()
+	s.Use.bound()
+	s.Alive = writeLocked(f) || s.processAlive() || (s.Mine || os.Getuid() == 0) && ledgerInUse(dir)
 	return s, true
 }
 
+// openSlice opens a slice's directory and tells its owner.
+func (r *Registry) openSlice(id string) (*os.File, int, error) {
+	root, err := r.directory()
+	if err != nil {
+		return nil, 0, err
+	}
+	dir, err := openIn(root, id, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	st, err := statOf(dir)
+	if err != nil {
+		_ = dir.Close()
+	}
+	return dir, int(st.Uid), err
+}
+
 // openPlain opens a regular file of the owner without following a link or waiting on a pipe.
-func openPlain(root *os.Root, name string, uid int) (*os.File, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func openPlain(dir *os.File, name string, uid int) (*os.File, error) {
+	f, err := openIn(dir, name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Size() > fileMax || int(info.Sys().(*syscall.Stat_t).Uid) != uid) {
+	st, err := statOf(f)
+	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > fileMax || int(st.Uid) != uid) {
 		err = fmt.Errorf("%s: not a file of ours", name)
 	}
 	if err != nil {
@@ -259,17 +209,51 @@ func decode(f *os.File, v any) error {
 	return json.Unmarshal(buf[:n], v)
 }
 
-// valid bounds what a reservation can claim.
+// valid bounds what a reservation can claim, and what is shown of it.
 func valid(i Info) bool {
-	if i.Version != version || len(i.GPUs) < 1 || len(i.GPUs) > tenant.MaxDevices {
+	if i.Version != version || len(i.GPUs) < 1 || len(i.GPUs) > tenant.MaxDevices || len(i.Name) > nameMax ||
+		i.Started.Year() < 1970 || i.Started.Year() > 9000 || size(i.Command) > 2*commandMax || i.Parent != "" && !idPattern.MatchString(i.Parent) {
 		return false
 	}
 	for _, g := range i.GPUs {
-		if g.ReservedCores < 0 || g.ReservedCores > 100 || g.ReservedMemory > 1<<46 || len(g.UUID) > 64 || len(g.Name) > 128 {
+		if g.ReservedCores < 0 || g.ReservedCores > 100 || g.ReservedMemory > 1<<46 || len(g.UUID) > 64 || len(g.Name) > 128 ||
+			g.Cores < 0 || g.Cores > 100 || g.Burst < 0 || g.Burst > 100 || g.Index < 0 || g.Index > 1<<16 {
 			return false
 		}
 	}
 	return true
+}
+
+// bound takes from a record of use what cannot be.
+func (u *Use) bound() {
+	u.Processes = u.Processes[:min(len(u.Processes), tenant.MaxProcs+1)]
+	u.GPUs = u.GPUs[:min(len(u.GPUs), tenant.MaxDevices)]
+	for i := range u.GPUs {
+		g := &u.GPUs[i]
+		g.Cores, g.Memory = min(max(g.Cores, 0), 1000), min(g.Memory, 1<<46)
+	}
+}
+
+// shorten keeps a command line to what people read of it.
+func shorten(words []string) []string {
+	left := commandMax
+	var out []string
+	for _, w := range words {
+		if len(w)+1 > left {
+			return append(out, strings.ToValidUTF8(w[:max(left-1, 0)], "")+"…")
+		}
+		left -= len(w) + 1
+		out = append(out, w)
+	}
+	return out
+}
+
+func size(words []string) int {
+	n := len(words)
+	for _, w := range words {
+		n += len(w)
+	}
+	return n
 }
 
 // writeLocked tells whether somebody who may write the file holds its write lock. A reader cannot
@@ -281,55 +265,22 @@ func writeLocked(f *os.File) bool {
 }
 
 func (s Slice) processAlive() bool {
-	if s.Info.PIDNS == tenant.PIDNamespace() {
-		for _, p := range s.Use.Processes {
-			if p.PID > 0 && !p.Gone() {
-				return true
-			}
-		}
-	}
-	if !s.Mine && os.Getuid() != 0 {
+	if s.Info.PIDNS != tenant.PIDNamespace() {
 		return false
 	}
-	l, err := tenant.OpenLedger(s.Dir)
+	for _, p := range s.Use.Processes {
+		if p.PID > 0 && !p.Gone() {
+			return true
+		}
+	}
+	return false
+}
+
+func ledgerInUse(dir *os.File) bool {
+	l, err := tenant.OpenLedgerIn(dir)
 	if err != nil {
 		return false
 	}
 	defer l.Close()
 	return l.InUse()
-}
-
-// RemoveDead removes slices that are over, as far as the caller may. The machine's lock is held.
-func (r *Registry) RemoveDead(slices []Slice) {
-	for _, s := range slices {
-		if !s.Alive && (s.Mine || os.Getuid() == 0) {
-			s.remove()
-		}
-	}
-	r.removeUnfinished()
-}
-
-func (s Slice) remove() {
-	_ = os.RemoveAll(s.Dir)
-	// Only a path that this program itself would have chosen; root leaves others' libraries alone.
-	if s.Mine && filepath.Base(s.Info.Libraries) == s.ID && filepath.Base(filepath.Dir(s.Info.Libraries)) == "slices" {
-		_ = os.RemoveAll(s.Info.Libraries)
-	}
-}
-
-// removeUnfinished removes directories of the caller that never became a slice: their maker died
-// under the lock that the caller holds now.
-func (r *Registry) removeUnfinished() {
-	entries, _ := os.ReadDir(r.Root)
-	for _, e := range entries {
-		if !e.IsDir() || !idPattern.MatchString(e.Name()) {
-			continue
-		}
-		if _, ok := r.read(e.Name()); ok {
-			continue
-		}
-		if info, err := e.Info(); err == nil && int(info.Sys().(*syscall.Stat_t).Uid) == os.Getuid() {
-			_ = os.RemoveAll(filepath.Join(r.Root, e.Name()))
-		}
-	}
 }

@@ -25,9 +25,14 @@ func open(t *testing.T) *Registry {
 
 func create(t *testing.T, r *Registry) *Own {
 	t.Helper()
+	return createFor(t, r, "c")
+}
+
+func createFor(t *testing.T, r *Registry, command ...string) *Own {
+	t.Helper()
 	libs := filepath.Join(t.TempDir(), "slices")
 	id := NewID()
-	info := Info{Name: "n", Command: []string{"c"}, Started: time.Now(), Libraries: filepath.Join(libs, id),
+	info := Info{Name: "n", Command: command, Started: time.Now(), Libraries: filepath.Join(libs, id),
 		GPUs: []GPU{{UUID: "GPU-1", ReservedCores: 30, ReservedMemory: 1 << 30}}}
 	if err := os.MkdirAll(info.Libraries, 0o755); err != nil {
 		t.Fatal(err)
@@ -132,6 +137,8 @@ func TestHostileEntries(t *testing.T) {
 	_ = os.WriteFile(entry("a4"), []byte(`{"version":1,"gpus":[{"uuid":"GPU-1","reserved_cores":-1000}]}`), 0o644)
 	_ = os.WriteFile(entry("a5"), make([]byte, fileMax+1), 0o644)
 	_ = os.WriteFile(entry("a6"), []byte(`{"version":1,"gpus":[]}`), 0o644)
+	_ = os.WriteFile(entry("c1"), []byte(`{"version":1,"started":"9999-01-01T00:00:00Z","gpus":[{"uuid":"GPU-1"}]}`), 0o644)
+	_ = os.WriteFile(entry("c2"), []byte(`{"version":1,"started":"2026-01-01T00:00:00Z","name":"`+strings.Repeat("x", 100000)+`","gpus":[{"uuid":"GPU-1"}]}`), 0o644)
 	_ = os.WriteFile(entry("a7"), nil, 0o644)
 	_ = os.Mkdir(entry("a8"), 0o755)
 	_ = os.Symlink(good.Dir, filepath.Join(r.Root, "a900000000000000"))
@@ -185,6 +192,214 @@ func TestLockIsBoundedAndNotALink(t *testing.T) {
 	_ = unix.Mkfifo(path, 0o666)
 	if _, err := r.Lock(); err == nil {
 		t.Error("a pipe was taken for the lock")
+	}
+}
+
+// A long command line is shortened, so that the record stays one that readers take.
+func TestLongCommandLine(t *testing.T) {
+	r := open(t)
+	for _, word := range []string{"<>&\x01\xff", "語", "x"} {
+		for _, words := range []int{1, 1000} {
+			var command []string
+			for range words {
+				command = append(command, strings.Repeat(word, 1<<20/words))
+			}
+			o := createFor(t, r, command...)
+			s := list(t, r)
+			if len(s) != 1 || !s[0].Alive || size(s[0].Info.Command) > 2*commandMax || !strings.HasPrefix(s[0].Info.Command[0], word[:1]) {
+				t.Errorf("%d times %q: %d slices", words, word, len(s))
+			}
+			o.Remove()
+		}
+	}
+	o := createFor(t, r, "python", "train.py")
+	defer o.Remove()
+	if got := list(t, r)[0].Info.Command; len(got) != 2 || got[1] != "train.py" {
+		t.Errorf("a short one was changed: %q", got)
+	}
+}
+
+// What cannot be read as a slice stays as long as its supervisor lives.
+func TestUnreadableButSupervised(t *testing.T) {
+	r := open(t)
+	o := create(t, r)
+	if err := os.Truncate(filepath.Join(o.Dir, infoFile), fileMax+1); err != nil {
+		t.Fatal(err)
+	}
+	r.RemoveDead(list(t, r))
+	if !exists(filepath.Join(o.Dir, tenant.FileLedger)) {
+		t.Fatal("a supervised slice was removed")
+	}
+	o.Release()
+	r.RemoveDead(list(t, r))
+	if exists(o.Dir) {
+		t.Error("what nobody uses is still there")
+	}
+}
+
+// The owner of the registry's directory puts another in the place of a slice's, with links to files
+// of the slice's owner: none is written.
+func TestExchangedDirectory(t *testing.T) {
+	r := open(t)
+	o := create(t, r)
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := os.WriteFile(victim, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stolen := filepath.Join(r.Root, "stolen")
+	if err := os.Rename(o.Dir, stolen); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(o.Dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{".use", ".new", useFile, infoFile, tenant.FileLimits, tenant.FileLedger}
+	for _, name := range names {
+		_ = os.Symlink(victim, filepath.Join(o.Dir, name))
+	}
+	o.SetUse(Use{Processes: []tenant.Process{tenant.Self()}})
+	if !exists(filepath.Join(stolen, useFile)) {
+		t.Error("the slice's own record was not written")
+	}
+	// As its supervisor opens them.
+	if l, err := tenant.OpenLedgerIn(o.Directory()); err != nil {
+		t.Error(err)
+	} else {
+		l.Close()
+	}
+	// A link in the slice's own directory, which only its owner can make.
+	_ = os.Symlink(victim, filepath.Join(stolen, ".new"))
+	o.SetUse(Use{})
+	for _, name := range names {
+		if target, err := os.Readlink(filepath.Join(o.Dir, name)); err != nil || target != victim {
+			t.Errorf("%s was replaced: %v", name, err)
+		}
+	}
+	o.Remove()
+	if data, err := os.ReadFile(victim); err != nil || string(data) != "secret" {
+		t.Errorf("%q, %v", data, err)
+	}
+	if info, err := os.Stat(victim); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if !exists(o.Dir) || exists(filepath.Join(stolen, infoFile)) || exists(o.Info.Libraries) {
+		t.Error("Remove is to remove what is ours, and that only")
+	}
+}
+
+// The registry's directory stays the one that was opened, when its path comes to mean another.
+func TestExchangedRegistry(t *testing.T) {
+	r := open(t)
+	elsewhere := t.TempDir()
+	if err := os.Rename(r.Root, r.Root+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(elsewhere, r.Root); err != nil {
+		t.Fatal(err)
+	}
+	o := create(t, r)
+	unlock, err := r.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if names, _ := os.ReadDir(elsewhere); len(names) != 0 {
+		t.Errorf("written through a link: %v", names)
+	}
+	if !exists(filepath.Join(r.Root+".old", o.ID, infoFile)) {
+		t.Error("not written where it was opened")
+	}
+	precious := filepath.Join(elsewhere, o.ID)
+	_ = os.Mkdir(precious, 0o755)
+	o.Remove()
+	if !exists(precious) || exists(filepath.Join(r.Root+".old", o.ID)) {
+		t.Error("removed elsewhere")
+	}
+}
+
+func TestSharedDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shared")
+	mode := func() os.FileMode {
+		info, err := os.Stat(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Mode() & (os.ModePerm | os.ModeSticky)
+	}
+	unmask := syscall.Umask(0o077)
+	defer syscall.Umask(unmask)
+	for _, before := range []string{"none", "not for all"} {
+		if before != "none" {
+			_ = os.Chmod(dir, 0o755)
+		}
+		if _, err := Open(dir, true); err != nil || mode() != 0o777|os.ModeSticky {
+			t.Errorf("%s: %v, %v", before, mode(), err)
+		}
+	}
+	if os.Getuid() != 0 {
+		return
+	}
+	// Of another user: root takes it, so that nobody can rename in it.
+	for _, before := range []os.FileMode{0o777 | os.ModeSticky, 0o755} {
+		_ = os.Chown(dir, 65534, 65534)
+		_ = os.Chmod(dir, before)
+		if _, err := Open(dir, true); err != nil || mode() != 0o777|os.ModeSticky {
+			t.Errorf("%v: %v, %v", before, mode(), err)
+		}
+		if info, _ := os.Stat(dir); info.Sys().(*syscall.Stat_t).Uid != 0 {
+			t.Error("still another user's")
+		}
+	}
+}
+
+// A process that was born after the supervisor's last look keeps the slice, by its environment.
+func TestProcessOfNoRecord(t *testing.T) {
+	r := open(t)
+	o := create(t, r)
+	daemon := exec.Command("sleep", "60")
+	daemon.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(o.Info.Libraries, "lib") + ":/lib"}
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = daemon.Process.Kill() }()
+	other := create(t, r)
+	o.Release()
+	other.Release()
+	p, _ := tenant.Find(daemon.Process.Pid)
+	for _, s := range list(t, r) {
+		if s.ID != o.ID {
+			if s.Alive {
+				t.Error("a slice without processes is alive")
+			}
+			continue
+		}
+		if !s.Alive || len(s.Use.Processes) != 1 || s.Use.Processes[0] != p {
+			t.Errorf("daemon %v: alive %v, %v", p, s.Alive, s.Use.Processes)
+		}
+	}
+	_ = daemon.Process.Kill()
+	_ = daemon.Wait()
+	for _, s := range list(t, r) {
+		if s.Alive {
+			t.Errorf("alive by nobody: %+v", s)
+		}
+	}
+}
+
+// What is in the way says what to do.
+func TestLockAdvice(t *testing.T) {
+	r := open(t)
+	path := filepath.Join(r.Root, lockFile)
+	_ = os.Symlink("nowhere", path)
+	if _, err := r.Lock(); err == nil || !strings.Contains(err.Error(), "is a link; remove it") {
+		t.Error(err)
+	}
+	if os.Getuid() != 0 {
+		return
+	}
+	_ = os.Lchown(path, 65534, 65534)
+	if _, err := r.Lock(); err == nil || !strings.Contains(err.Error(), "its owner, nobody, or root can remove it") {
+		t.Error(err)
 	}
 }
 

@@ -44,10 +44,10 @@ type Supervisor struct {
 func New(config Config) (*Supervisor, error) {
 	s := &Supervisor{config: config}
 	var err error
-	if s.ledger, err = tenant.OpenLedger(config.Slice.Dir); err != nil {
+	if s.ledger, err = tenant.OpenLedgerIn(config.Slice.Directory()); err != nil {
 		return nil, err
 	}
-	if s.limits, err = tenant.OpenLimitsWriter(config.Slice.Dir); err != nil {
+	if s.limits, err = tenant.OpenLimitsWriterIn(config.Slice.Directory()); err != nil {
 		s.ledger.Close()
 		return nil, err
 	}

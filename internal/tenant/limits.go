@@ -64,10 +64,7 @@ func createLimits(dir place, name string, devices []Device) (*Limits, error) {
 // OpenLimits maps an existing limits file for reading.
 func OpenLimits(dir string) (*Limits, error) { return openLimits(at(dir), false) }
 
-// OpenLimitsWriter maps an existing limits file for its writer, the supervisor.
-func OpenLimitsWriter(dir string) (*Limits, error) { return openLimits(at(dir), true) }
-
-// OpenLimitsWriterIn is OpenLimitsWriter in an open directory.
+// OpenLimitsWriterIn maps the limits file of an open directory for its writer, the supervisor.
 func OpenLimitsWriterIn(dir *os.File) (*Limits, error) { return openLimits(in(dir), true) }
 
 func openLimits(dir place, write bool) (*Limits, error) {
