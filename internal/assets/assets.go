@@ -97,11 +97,19 @@ func Path(name string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(base, Version(), name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return "", err
+	for _, dir := range []string{filepath.Join(base, Version()), filepath.Dir(path)} {
+		if err := ownDir(dir, 0o700); err != nil {
+			return "", err
+		}
 	}
+	use(base)
 	if matches(path, want) {
 		return path, nil
+	}
+	if info, err := os.Lstat(path); err == nil && info.IsDir() {
+		if err := os.RemoveAll(path); err != nil {
+			return "", err
+		}
 	}
 	data, err := Read(name)
 	if err != nil {

@@ -116,6 +116,12 @@ func (f Finder) inspect(path string) (Library, bool) {
 	return lib, true
 }
 
+// SliceOf returns the slice directory in a library file; false when it is none of ours.
+func SliceOf(path string) (string, bool) {
+	lib, _ := Finder{}.inspect(path)
+	return lib.Slice, lib.Ours
+}
+
 func machine() elf.Machine {
 	if runtime.GOARCH == "arm64" {
 		return elf.EM_AARCH64

@@ -29,8 +29,8 @@ import (
 // SimDirEnv tells the simulated driver where its machine is.
 const SimDirEnv = "TRANCHE_SIM_DIR"
 
-// stateDirEnv moves all state, for tests.
-const stateDirEnv = "TRANCHE_STATE_DIR"
+// StateDirEnv moves all state, for tests.
+const StateDirEnv = "TRANCHE_STATE_DIR"
 
 // Machine is what a command can run on.
 type Machine struct {
@@ -49,16 +49,28 @@ func (e *NoGPU) Error() string {
 	return fmt.Sprintf("no GPU here (%v); a simulated one does too: --sim a100-80g", e.Why)
 }
 
+// StateDir is where StateDirEnv moves the state to, absolute; "" for the default places.
+func StateDir() string {
+	dir := os.Getenv(StateDirEnv)
+	if dir == "" {
+		return ""
+	}
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
+}
+
 // realRoot is the registry of real GPUs; simBase holds this user's simulated machines.
 func realRoot() string {
-	if dir := os.Getenv(stateDirEnv); dir != "" {
+	if dir := StateDir(); dir != "" {
 		return filepath.Join(dir, "gpu")
 	}
 	return "/dev/shm/tranche"
 }
 
 func simBase() string {
-	if dir := os.Getenv(stateDirEnv); dir != "" {
+	if dir := StateDir(); dir != "" {
 		return filepath.Join(dir, "sim")
 	}
 	return fmt.Sprintf("/dev/shm/tranche-sim-%d", os.Getuid())
@@ -82,7 +94,7 @@ func Open(sim, libraryPath string) (*Machine, error) {
 		return nil, err
 	}
 	m := &Machine{Beneath: beneath}
-	root, shared := realRoot(), os.Getenv(stateDirEnv) == ""
+	root, shared := realRoot(), StateDir() == ""
 	// A slice around us says which registry it is in; in a container it says nothing.
 	if id := filepath.Base(beneath.Outer); beneath.Outer != "" && idPattern.MatchString(id) {
 		root, m.Parent = filepath.Dir(beneath.Outer), id
@@ -162,23 +174,14 @@ func prepareSim(value string) (string, error) {
 
 // checkSpec lets the simulator judge the text.
 func checkSpec(spec simspec.Spec) error {
-	f, err := os.CreateTemp("", "tranche-spec-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.WriteString(spec.Text)
-	if e := f.Close(); err == nil {
-		err = e
-	}
+	_, err := simctlWith(spec.Text, "check", specFile)
 	if err == nil {
-		_, err = simctl("check", f.Name())
+		return nil
 	}
-	if err != nil {
-		return errors.New(explain(strings.ReplaceAll(err.Error(), f.Name()+": ", ""), spec))
-	}
-	return nil
+	return errors.New(explain(strings.TrimPrefix(err.Error(), specFile+": "), spec))
 }
+
+const specFile = "/dev/stdin"
 
 var (
 	specLine   = regexp.MustCompile(`^line (\d+): `)
@@ -228,7 +231,9 @@ func simGPUs(dir string) ([]simGPU, error) {
 	return gpus, json.Unmarshal(out, &gpus)
 }
 
-func simctl(args ...string) ([]byte, error) {
+func simctl(args ...string) ([]byte, error) { return simctlWith("", args...) }
+
+func simctlWith(stdin string, args ...string) ([]byte, error) {
 	path, err := assets.Path(assets.SimCtl)
 	if err != nil {
 		return nil, err
@@ -236,6 +241,9 @@ func simctl(args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
+	if stdin != "" {
+		cmd.Stdin = strings.NewReader(stdin)
+	}
 	var said strings.Builder
 	cmd.Stderr = &said
 	out, err := cmd.Output()

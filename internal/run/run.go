@@ -179,10 +179,11 @@ func reserve(config Config, m *machine.Machine, strict bool) (*state.Own, slice.
 	if err != nil {
 		return nil, none, err
 	}
-	home, err := assets.Home()
+	libraries, err := assets.Slices()
 	if err != nil {
 		return nil, none, err
 	}
+	removeOldLibraries(libraries)
 	unlock, err := m.Registry.Lock()
 	if err != nil {
 		return nil, none, err
@@ -204,7 +205,7 @@ func reserve(config Config, m *machine.Machine, strict bool) (*state.Own, slice.
 	}
 	id := state.NewID()
 	info := state.Info{Name: config.name(), Command: config.Command, Started: time.Now(), Parent: m.Parent,
-		GPUs: reserved, Libraries: filepath.Join(home, "slices", id)}
+		GPUs: reserved, Libraries: filepath.Join(libraries, id)}
 	own, err := m.Registry.Create(id, info, limits)
 	if err != nil {
 		return nil, none, err
@@ -252,6 +253,9 @@ func environment(config Config, m *machine.Machine, l slice.Layout, libraryPath 
 	}
 	if m.Sim != "" {
 		set[machine.SimDirEnv] = m.Sim
+	}
+	if dir := machine.StateDir(); dir != "" {
+		set[machine.StateDirEnv] = dir
 	}
 	if config.Trace != "" {
 		set["TRANCHE_TRACE"] = config.Trace
