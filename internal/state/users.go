@@ -45,9 +45,9 @@ func findUsers(all []Slice) {
 		if !slices.ContainsFunc(dead, mine) {
 			continue
 		}
-		text := traces(pid)
+		shown := look(pid)
 		for _, s := range dead {
-			if !mine(s) || !bytes.Contains(text, []byte("/slices/"+s.ID+"/lib")) {
+			if !mine(s) || !shown.has(s.ID) {
 				continue
 			}
 			if p, ok := tenant.Find(pid); ok && !p.Gone() {
@@ -58,13 +58,19 @@ func findUsers(all []Slice) {
 	}
 }
 
-// traces is all that a process shows of the libraries that it may load.
-func traces(pid int) []byte {
-	var out []byte
-	for _, file := range []string{"environ", "maps", "mountinfo"} {
-		out = append(append(out, readHead(fmt.Sprintf("/proc/%d/%s", pid, file))...), '\n')
-	}
-	return out
+// looks is what a process shows of the libraries that it may load.
+type looks struct{ environment, maps, mounts []byte }
+
+func look(pid int) looks {
+	of := func(file string) []byte { return readHead(fmt.Sprintf("/proc/%d/%s", pid, file)) }
+	return looks{environment: of("environ"), maps: of("maps"), mounts: of("mountinfo")}
+}
+
+// has looks for the slice's library directory; all of the slice's files may be mounted.
+func (l looks) has(id string) bool {
+	dir := "/slices/" + id + "/"
+	lib := []byte(dir + "lib")
+	return bytes.Contains(l.environment, lib) || bytes.Contains(l.maps, lib) || bytes.Contains(l.mounts, []byte(dir))
 }
 
 func readHead(path string) []byte {
