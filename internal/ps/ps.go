@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"tranche.dev/tranche/internal/machine"
 	"tranche.dev/tranche/internal/quantity"
@@ -136,7 +137,7 @@ func measure(all []entry) []Row {
 
 func (e entry) row(d int, passed time.Duration) Row {
 	s, g := e.slice, e.slice.Info.GPUs[d]
-	r := Row{ID: s.ID, Name: clean(s.Info.Name), Sim: e.sim, GPU: g.Index, UUID: g.UUID, GPUName: clean(g.Name), Cores: g.Cores, Burst: g.Burst,
+	r := Row{ID: s.ID, Name: clean(s.Info.Name), Sim: e.sim, GPU: g.Index, UUID: clean(g.UUID), GPUName: clean(g.Name), Cores: g.Cores, Burst: g.Burst,
 		Memory: g.Memory, User: s.User(), Started: s.Info.Started, Parent: s.Info.Parent, PIDs: []int{}}
 	for _, word := range s.Info.Command {
 		r.Command = append(r.Command, clean(word))
@@ -156,10 +157,11 @@ func (e entry) row(d int, passed time.Duration) Row {
 	return r
 }
 
-// clean takes from others' text what a terminal would act on.
+// clean takes from others' text what a terminal would act on: control characters, and those that
+// change the direction of text or cannot be seen.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r >= 0x7f && r < 0xa0 {
+		if !unicode.IsPrint(r) {
 			return '?'
 		}
 		return r
@@ -181,7 +183,7 @@ func WriteTable(w io.Writer, rows []Row, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NAME\tGPU\tCORES\tUSED\tMEMORY\tUSED\tPIDS\tUSER\tUP\tCOMMAND")
 	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f%%\t%v\t%v\t%s\t%s\t%s\t%s\n", r.Name, r.gpu(), r.cores(), r.CoresUsed,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%v\t%v\t%s\t%s\t%s\t%s\n", shorten(r.Name, 24), r.gpu(), r.cores(), r.used(),
 			quantity.Bytes(r.Memory), quantity.Bytes(r.Used), pids(r.PIDs), r.User, up(now.Sub(r.Started)), shorten(strings.Join(r.Command, " "), 50))
 	}
 	return t.Flush()
@@ -192,6 +194,14 @@ func (r Row) gpu() string {
 		return fmt.Sprintf("%d (sim)", r.GPU)
 	}
 	return fmt.Sprint(r.GPU)
+}
+
+// used is "-" where nothing is metered: a slice without a compute limit.
+func (r Row) used() string {
+	if r.Cores >= 100 && r.CoresUsed == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f%%", r.CoresUsed)
 }
 
 func (r Row) cores() string {
@@ -214,6 +224,7 @@ func pids(list []int) string {
 }
 
 func up(d time.Duration) string {
+	d = max(d, 0) // a clock that was set back, or another's claim
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))

@@ -131,8 +131,9 @@ func (r *Registry) RemoveDead(slices []Slice) {
 }
 
 func (r *Registry) remove(s Slice) {
-	r.removeTree(s.ID)
+	// The record last: it is what leads to the libraries, should this be cut short.
 	removeLibraries(s)
+	r.removeTree(s.ID)
 }
 
 func removeLibraries(s Slice) {

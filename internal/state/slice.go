@@ -172,11 +172,11 @@ func (o *Own) Remove() {
 		o.registry.remove(o.Slice)
 		return
 	}
+	removeLibraries(o.Slice)
 	// Renamed by the owner of the registry: what is in its place is not ours to remove.
 	for _, name := range []string{infoFile, useFile, tenant.FileLimits, tenant.FileLedger} {
 		_ = unix.Unlinkat(int(o.dir.Fd()), name, 0)
 	}
-	removeLibraries(o.Slice)
 }
 
 func (o *Own) inPlace() bool {

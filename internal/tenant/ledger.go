@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
 
@@ -140,8 +141,19 @@ func (l *Ledger) SetHostPID(index, pid int) {
 	atomic.StoreUint32(&l.page.slot[index].hostPid, uint32(pid))
 }
 
-// InUse is true while a process of the ledger lives, or holds its slot, or cannot be judged.
-func (l *Ledger) InUse() bool {
+// InUse is true while a process of the ledger lives, or holds its slot, or cannot be judged. Root asks
+// it of other users' ledgers, which their owners may cut short meanwhile: that is no crash of ours.
+func (l *Ledger) InUse() (used bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch fault := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			used = true
+		default:
+			panic(fault)
+		}
+	}()
 	for _, s := range l.Slots() {
 		if l.held(s.Index) || s.PIDNS != PIDNamespace() || !s.Gone() {
 			return true

@@ -206,3 +206,25 @@ func TestGone(t *testing.T) {
 		t.Error("it still lives")
 	}
 }
+
+// A ledger that is cut short while it is mapped cannot be judged.
+func TestInUseOfTruncated(t *testing.T) {
+	dir := t.TempDir()
+	if err := CreateLedger(dir); err != nil {
+		t.Fatal(err)
+	}
+	l, err := OpenLedger(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if l.InUse() {
+		t.Error("an empty ledger is in use")
+	}
+	if err := os.Truncate(filepath.Join(dir, FileLedger), 0); err != nil {
+		t.Fatal(err)
+	}
+	if !l.InUse() {
+		t.Error("a ledger without content was judged")
+	}
+}

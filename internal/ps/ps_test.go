@@ -1,0 +1,32 @@
+package ps
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"tranche.dev/tranche/internal/state"
+)
+
+// What another user wrote neither acts on the terminal nor breaks the table.
+func TestTableOfHostileText(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	s := state.Slice{ID: "0123456789abcdef", UID: 1 << 30, Info: state.Info{
+		Name: "x\x1b[2J\u202e\u200b\n" + strings.Repeat("y", 40), Started: now.Add(1000 * time.Hour),
+		Command: []string{strings.Repeat("z", 1000), "\t\u2028"},
+		GPUs:    []state.GPU{{UUID: "GPU-\x07", Index: 3, Name: "n", Cores: 30, Burst: 60, Memory: 1 << 30}},
+	}}
+	row := entry{slice: s}.row(0, time.Second)
+	if row.UUID != "GPU-?" || row.Command[1] != "??" {
+		t.Errorf("%+v", row)
+	}
+	var out strings.Builder
+	if err := WriteTable(&out, []Row{row}, now); err != nil {
+		t.Fatal(err)
+	}
+	want := "NAME                      GPU  CORES  USED  MEMORY  USED  PIDS  USER        UP  COMMAND\n" +
+		"x?[2J???yyyyyyyyyyyyyyy…  3    30-60  0%    1 GiB   0 B         1073741824  0s  " + strings.Repeat("z", 49) + "…\n"
+	if out.String() != want {
+		t.Errorf("got\n%swant\n%s", out.String(), want)
+	}
+}
