@@ -17,8 +17,15 @@ func TestPsRefusals(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	machine := t.TempDir()
+	for name, text := range map[string]string{"spec": "gpu model=t4\n", "slices": ""} {
+		if err := os.WriteFile(filepath.Join(machine, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for args, want := range map[string]string{
-		"ps --sim nonsense": "no model 'nonsense'; there are t4, ", "ps --sim=": "--sim: no value given", "ps -o yaml": `-o "yaml": table or json`,
+		"ps --sim " + machine: "not a directory",
+		"ps --sim nonsense":   "no model 'nonsense'; there are t4, ", "ps --sim=": "--sim: no value given", "ps -o yaml": `-o "yaml": table or json`,
 		"ps --sim none.yaml": "no such file or directory",
 	} {
 		if out, state := b.run(strings.Fields(args)...); state.ExitCode() != 1 || !strings.Contains(out, want) {

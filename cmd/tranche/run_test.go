@@ -203,6 +203,12 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(spec, []byte("gpus:\n- model: t4\n\nzzz: 3\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	machine := t.TempDir()
+	for name, text := range map[string]string{"spec": "\ngpu model=zzz\n", "count": "gpu model=t4 count=17\n"} {
+		if err := os.WriteFile(filepath.Join(machine, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, c := range []struct {
 		args string
 		code int
@@ -232,6 +238,8 @@ func TestRefusals(t *testing.T) {
 		{"--sim t4 --cores 10 --burst 20 -- true", 0, "tranche: --burst 20 is recorded, but the slice is held to --cores 10"},
 		{"--sim t4:0 -- true", 125, "--sim t4:0: \"t4:0\": 1 to 16 GPUs\n"},
 		{"--sim t4:17 -- true", 125, "1 to 16 GPUs\n"},
+		{"--sim " + machine + " -- true", 125, "line 2: gpu: no model 'zzz'; there are t4, "},
+		{"--sim " + machine + "/count -- true", 125, "line 1: count: bad value '17'; 1 to 16\n"},
 		{"--sim /dev/zero -- true", 125, "--sim /dev/zero: not a file or directory\n"},
 		{"--sim " + fifo + " -- true", 125, "not a file or directory\n"},
 		{"--sim " + spec + " -- true", 125, "line 4: unknown key"},

@@ -168,7 +168,9 @@ func prepareSim(value string) (string, error) {
 			}
 		}
 	}
-	_, err = simGPUs(dir)
+	if _, err = simGPUs(dir); err != nil {
+		err = errors.New(explain(err.Error(), spec))
+	}
 	return dir, err
 }
 
@@ -198,6 +200,9 @@ func explain(said string, spec simspec.Spec) string {
 		case spec.Short:
 			said = strings.TrimPrefix(said[len(m[0]):], "gpu: ")
 		}
+	}
+	if strings.Contains(said, "count: bad value") {
+		return fmt.Sprintf("%s; 1 to %d", said, simspec.MaxGPUs)
 	}
 	if before, _, ok := strings.Cut(said, modelsHint); ok {
 		return before + "; there are " + strings.Join(models(), ", ")

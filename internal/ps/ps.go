@@ -3,8 +3,10 @@ package ps
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"sort"
 	"strings"
 	"text/tabwriter"
@@ -60,7 +62,8 @@ func List(sim string) ([]Row, error) {
 	var all []entry
 	for dir, r := range registries {
 		slices, err := alive(r)
-		if err != nil && sim == "" {
+		// A machine that no run has made yet has no slices.
+		if err != nil && (sim == "" || !errors.Is(err, fs.ErrNotExist)) {
 			return nil, err
 		}
 		for _, s := range slices {
