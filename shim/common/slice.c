@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -77,6 +79,19 @@ static int high_fd(int fd)
 	return high;
 }
 
+/* Who could put files of their own in the place of the slice's could set its limits, so they must be
+ * ours or root's. Not asked in a container, where the directory is mounted for us and root may
+ * show as somebody else (user namespaces). */
+static bool trusted(int fd, const char *dir)
+{
+	struct stat st;
+	if (strcmp(dir, TR_SLICE_DIR_DEFAULT) == 0)
+		return true;
+	/* fstat() is bound to a new symbol version by new C libraries; the call is the same. */
+	return syscall(SYS_fstat, fd, &st) == 0 &&
+	       (st.st_uid == 0 || st.st_uid == geteuid() || st.st_uid == getuid());
+}
+
 static void *map_file(const char *dir, const char *file, size_t size, bool write, int *keep_fd)
 {
 	char path[PATH_MAX];
@@ -88,7 +103,9 @@ static void *map_file(const char *dir, const char *file, size_t size, bool write
 	}
 	void *p = NULL;
 	off_t have = lseek(fd, 0, SEEK_END);
-	if (have < (off_t)size) {
+	if (!trusted(fd, dir)) {
+		tr_complain("%s belongs to another user; no GPU for this process", path);
+	} else if (have < (off_t)size) {
 		tr_complain("%s is damaged: %lld bytes, expected %zu; no GPU for this process",
 			    path, (long long)have, size);
 	} else {

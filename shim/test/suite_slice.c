@@ -389,6 +389,12 @@ static void broken(void)
 	if (geteuid() != 0)
 		must_fail_closed("a ledger that may not be opened");
 	CHECK(chmod(file("ledger"), 0600) == 0);
+	if (geteuid() == 0) { /* root does not take another user's word */
+		CHECK(chown(file("limits"), 65534, (gid_t)-1) == 0);
+		must_fail_closed("a limits page of another user");
+		CHECK(chown(file("limits"), 0, (gid_t)-1) == 0);
+		stderr_of(limited_by_itself, text, sizeof text);
+	}
 	wait_both(0, 0);
 }
 
