@@ -59,12 +59,21 @@ func wantRows(t *testing.T, out, word string, rows ...[]int) {
 	}
 }
 
-// wantShare checks that one process, and no other, is shown with the slice's share of the GPU.
-func wantShare(t *testing.T, out, word string, pid int) {
+// near tells whether a share is the slice's, within some points.
+func near(share, points int) bool { return share >= cores-points && share <= cores+points }
+
+// shareOf tells whether one process, and no other, is shown with about the slice's share of the GPU.
+func shareOf(t *testing.T, out, word string, pid int) bool {
 	t.Helper()
 	rows := numbers(t, out, word)
-	if len(rows) != 1 || rows[0][0] != pid || rows[0][1] < cores-12 || rows[0][1] > cores+12 {
-		t.Errorf("%s: %v, want process %d near %d %% in\n%s", word, rows, pid, cores, out)
+	return len(rows) == 1 && rows[0][0] == pid && near(rows[0][1], 12)
+}
+
+// wantShare checks that.
+func wantShare(t *testing.T, out, word string, pid int) {
+	t.Helper()
+	if !shareOf(t, out, word, pid) {
+		t.Errorf("%s: %v, want process %d near %d %% in\n%s", word, numbers(t, out, word), pid, cores, out)
 	}
 }
 
@@ -85,11 +94,15 @@ func TestSlice(t *testing.T) {
 		})
 		// The compute limit holds after a second or two. (The other one on the GPU does little: what a
 		// kernel takes is measured by events, between which somebody else may have had the GPU.)
+		// NVML's figures are of the last tenth of a second, in which one or two kernels of 5 ms more or less are
+		// 5 or 10 points, so one look may be off; a wrong figure never comes into its bounds.
+		var out string
 		eventually(t, "the slice at its share", func() bool {
-			n := numbers(t, slice.program(view), "rates")
-			return len(n) == 1 && n[0][0] >= cores-3 && n[0][0] <= cores+3
+			out = slice.program(view)
+			n := numbers(t, out, "rates")
+			return len(n) == 1 && near(n[0][0], 3) && shareOf(t, out, "sample", own) && shareOf(t, out, "info", own)
 		})
-		checkNVML(t, slice.program(view), own, used)
+		checkNVML(t, out, own, used)
 		checkSMI(t, slice, own, others, used)
 	})
 }
@@ -116,13 +129,18 @@ func checkNVML(t *testing.T, out string, own, used int) {
 // checkSMI checks every view of nvidia-smi that names GPUs or processes.
 func checkSMI(t *testing.T, slice machine, own int, others []int, used int) {
 	t.Helper()
-	table := slice.must()
-	wantAll(t, table, fmt.Sprintf(`%dMiB / +%dMiB \| +(2[5-9]|3[0-5])%%`, used, limitMiB),
+	var table, pmon string
+	share := regexp.MustCompile(fmt.Sprintf(`%dMiB / +%dMiB \| +(2[5-9]|3[0-5])%%`, used, limitMiB))
+	eventually(t, "the table with the slice's share", func() bool {
+		table = slice.must()
+		return share.MatchString(table)
+	})
+	wantAll(t, table,
 		fmt.Sprintf(`(?m)^\| +0 +N/A +N/A +%d +C .*gpuload +%dMiB`, own, used))
-	pmon := slice.must("pmon", "-c", "1")
-	if share := pmonRow(pmon, 0, own); share < cores-12 || share > cores+12 {
-		t.Errorf("pmon shows process %d with %d %%, want about %d:\n%s", own, share, cores, pmon)
-	}
+	eventually(t, "pmon with the slice's share", func() bool {
+		pmon = slice.must("pmon", "-c", "1")
+		return near(pmonRow(pmon, 0, own), 12)
+	})
 	list := slice.must("-L")
 	wantAll(t, list, `(?m)^GPU 0: .*`+ownUUID)
 	if rows := slice.csv("--query-compute-apps=pid,used_memory"); len(rows) != 1 || rows[0][0] != strconv.Itoa(own) || rows[0][1] != strconv.Itoa(used) {
