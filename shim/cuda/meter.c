@@ -457,7 +457,10 @@ void tr_meter_pause(void)
 {
 	CUstreamCaptureMode mode;
 	struct tr_thread *t = tr_thread_self;
-	if (t == NULL || (t->open == NULL && t->credit == 0))
+	/* A glance: only this thread opens a batch and takes credit, so nothing is missed that is not
+	 * being closed by somebody else right now. */
+	if (t == NULL || (__atomic_load_n(&t->open, __ATOMIC_RELAXED) == NULL &&
+			  __atomic_load_n(&t->credit, __ATOMIC_RELAXED) == 0))
 		return;
 	bool x = enter(&mode);
 	__atomic_store_n(&t->in_use, 1, __ATOMIC_RELAXED);

@@ -383,11 +383,12 @@ bool tr_ctx_look(struct tr_ctx *ctx)
 
 static void batch_clear(struct tr_thread *t)
 {
-	t->open = NULL;
+	/* The owner glances at open and credit without the lock (tr_meter_pause). */
+	__atomic_store_n(&t->open, NULL, __ATOMIC_RELAXED);
+	__atomic_store_n(&t->credit, t->credit + t->budget, __ATOMIC_RELAXED);
 	t->start = NULL;
 	t->n = 0;
 	t->room = 0;
-	t->credit += t->budget;
 	t->budget = 0;
 }
 
