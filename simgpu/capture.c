@@ -583,18 +583,6 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 
 /* --- entry points ------------------------------------------------------------------------------------------------ */
 
-#define TWINS(name, impl, decl, ...)                                                               \
-	CUresult name decl                                                                         \
-	{                                                                                          \
-		SIM_CALL_CTX(name, ctx);                                                           \
-		return impl(ctx, hStream, ##__VA_ARGS__);                                          \
-	}                                                                                          \
-	CUresult name##_ptsz decl                                                                  \
-	{                                                                                          \
-		SIM_CALL_CTX(name##_ptsz, ctx);                                                    \
-		return impl(ctx, sim_pt(hStream), ##__VA_ARGS__);                                  \
-	}
-
 TWINS(cuStreamBeginCapture, begin, (CUstream hStream), CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL, 0)
 TWINS(cuStreamBeginCapture_v2, begin, (CUstream hStream, CUstreamCaptureMode mode), mode, NULL, NULL, 0)
 TWINS(cuStreamEndCapture, end, (CUstream hStream, CUgraph *phGraph), phGraph)

@@ -280,19 +280,6 @@ CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
 	return CUDA_SUCCESS;
 }
 
-/* Where an entry point and its _ptsz twin differ only in what NULL means. */
-#define TWINS(name, impl, decl, ...)                                                               \
-	CUresult name decl                                                                         \
-	{                                                                                          \
-		SIM_CALL_CTX(name, ctx);                                                           \
-		return impl(ctx, hStream, ##__VA_ARGS__);                                          \
-	}                                                                                          \
-	CUresult name##_ptsz decl                                                                  \
-	{                                                                                          \
-		SIM_CALL_CTX(name##_ptsz, ctx);                                                    \
-		return impl(ctx, sim_pt(hStream), ##__VA_ARGS__);                                  \
-	}
-
 /* The points that say that a stream is done: its own tail; for the legacy stream, which waits for
  * all blocking ones, theirs too. At most SIM_ENGINE_STREAMS. The GPU's lock is held. */
 static uint32_t tails_of(const struct CUstream_st *s, struct sim_ticket *t)

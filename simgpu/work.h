@@ -200,4 +200,17 @@ void sim_capture_forget_event(struct CUevent_st *e);
 void sim_capture_invalidate(struct CUstream_st *s);
 /* The stream is destroyed: its capture is invalid and knows it no more. */
 void sim_capture_drop_stream(struct CUstream_st *s);
+
+/* Where an entry point and its _ptsz twin differ only in what NULL means. */
+#define TWINS(name, impl, decl, ...)                                                               \
+	CUresult name decl                                                                         \
+	{                                                                                          \
+		SIM_CALL_CTX(name, ctx);                                                           \
+		return impl(ctx, hStream, ##__VA_ARGS__);                                          \
+	}                                                                                          \
+	CUresult name##_ptsz decl                                                                  \
+	{                                                                                          \
+		SIM_CALL_CTX(name##_ptsz, ctx);                                                    \
+		return impl(ctx, sim_pt(hStream), ##__VA_ARGS__);                                  \
+	}
 #endif

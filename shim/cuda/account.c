@@ -227,6 +227,19 @@ void tr_context_freed(CUcontext ctx)
 	}
 }
 
+CUresult tr_freed(CUresult r, bool known, const struct tr_entry *e)
+{
+	if (!known)
+		return r;
+	if (r != CUDA_SUCCESS)
+		tr_remember(e);
+	else if (e->kind == TR_POOLED)
+		tr_pool_freed(e);
+	else
+		tr_entry_freed(e);
+	return r;
+}
+
 /* --- memory that other processes hold too -------------------------------------------------- */
 
 static struct tr_slot_dev *own_part(int dev)

@@ -54,6 +54,10 @@ bool tr_forget(uint64_t key, struct tr_entry *out);
 bool tr_plain_got(CUdeviceptr ptr, uint64_t bytes, int dev, uint32_t charged);
 /* Gives a forgotten entry's charge back after the driver freed it. */
 void tr_entry_freed(const struct tr_entry *e);
+/* The end of a hook that frees: forget first, free, then give back, because between the driver's free
+ * and ours another thread may be handed the same address. `r` is what the driver said, `known`
+ * what tr_forget said: an entry that was not freed is remembered again. Returns r. */
+CUresult tr_freed(CUresult r, bool known, const struct tr_entry *e);
 
 /* Everything that belongs to a context that the driver has destroyed. */
 void tr_context_freed(CUcontext ctx);

@@ -3,8 +3,6 @@
 #include "account.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 #define FLAG_LAYERED 0x01u
 #define FLAG_CUBEMAP 0x04u
 #define FLAG_SPARSE 0x40u
@@ -135,108 +133,73 @@ static CUresult keep(CUresult r, uint64_t key, enum tr_kind kind, int dev, uint3
 
 #define KEY(handle) ((uint64_t)(uintptr_t)(handle))
 
+/* The body of a hook that makes an array (or, with levels, a mipmap) as DESC, a pointer to a
+ * descriptor of the newest form, says. */
+#define CREATE(name, asked, kind, levels, desc, ...)                                               \
+	do {                                                                                       \
+		int dev = -1;                                                                      \
+		uint32_t units = 0;                                                                \
+		CUresult r;                                                                        \
+		if (pHandle == NULL || (asked) == NULL)                                            \
+			return REAL(name)(pHandle, __VA_ARGS__);                                   \
+		if (!charge(desc, levels, (kind) == TR_MIPMAP, &dev, &units, &r))                  \
+			return r;                                                                  \
+		r = REAL(name)(pHandle, __VA_ARGS__);                                              \
+		return keep(r, KEY(*pHandle), kind, dev, units);                                   \
+	} while (0)
+
+/* Descriptors of older forms, as the newest one; for two dimensions there is neither depth nor
+ * flags. */
+#define WIDEN_2D(d)                                                                                \
+	.Width = (d)->Width, .Height = (d)->Height, .Format = (d)->Format,                         \
+	.NumChannels = (d)->NumChannels
+#define AS_3D(...) (&(CUDA_ARRAY3D_DESCRIPTOR){__VA_ARGS__})
+
 CUresult EXPORT cuArray3DCreate_v2(CUarray *pHandle,
 				   const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)
 {
-	int dev = -1;
-	uint32_t units = 0;
-	CUresult r;
-	if (pHandle == NULL || pAllocateArray == NULL)
-		return REAL(cuArray3DCreate_v2)(pHandle, pAllocateArray);
-	if (!charge(pAllocateArray, 1, false, &dev, &units, &r))
-		return r;
-	r = REAL(cuArray3DCreate_v2)(pHandle, pAllocateArray);
-	return keep(r, KEY(*pHandle), TR_ARRAY, dev, units);
+	CREATE(cuArray3DCreate_v2, pAllocateArray, TR_ARRAY, 1, pAllocateArray, pAllocateArray);
 }
 
 CUresult EXPORT cuArray3DCreate(CUarray *pHandle,
 				const CUDA_ARRAY3D_DESCRIPTOR_v1 *pAllocateArray)
 {
-	int dev = -1;
-	uint32_t units = 0;
-	CUresult r;
-	if (pHandle == NULL || pAllocateArray == NULL)
-		return REAL(cuArray3DCreate)(pHandle, pAllocateArray);
-	CUDA_ARRAY3D_DESCRIPTOR d = {.Width = pAllocateArray->Width,
-				     .Height = pAllocateArray->Height,
-				     .Depth = pAllocateArray->Depth,
-				     .Format = pAllocateArray->Format,
-				     .NumChannels = pAllocateArray->NumChannels,
-				     .Flags = pAllocateArray->Flags};
-	if (!charge(&d, 1, false, &dev, &units, &r))
-		return r;
-	r = REAL(cuArray3DCreate)(pHandle, pAllocateArray);
-	return keep(r, KEY(*pHandle), TR_ARRAY, dev, units);
+	CREATE(cuArray3DCreate, pAllocateArray, TR_ARRAY, 1,
+	       AS_3D(WIDEN_2D(pAllocateArray), .Depth = pAllocateArray->Depth,
+		     .Flags = pAllocateArray->Flags),
+	       pAllocateArray);
 }
 
 CUresult EXPORT cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)
 {
-	int dev = -1;
-	uint32_t units = 0;
-	CUresult r;
-	if (pHandle == NULL || pAllocateArray == NULL)
-		return REAL(cuArrayCreate_v2)(pHandle, pAllocateArray);
-	CUDA_ARRAY3D_DESCRIPTOR d = {.Width = pAllocateArray->Width,
-				     .Height = pAllocateArray->Height,
-				     .Format = pAllocateArray->Format,
-				     .NumChannels = pAllocateArray->NumChannels};
-	if (!charge(&d, 1, false, &dev, &units, &r))
-		return r;
-	r = REAL(cuArrayCreate_v2)(pHandle, pAllocateArray);
-	return keep(r, KEY(*pHandle), TR_ARRAY, dev, units);
+	CREATE(cuArrayCreate_v2, pAllocateArray, TR_ARRAY, 1, AS_3D(WIDEN_2D(pAllocateArray)),
+	       pAllocateArray);
 }
 
 CUresult EXPORT cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR_v1 *pAllocateArray)
 {
-	int dev = -1;
-	uint32_t units = 0;
-	CUresult r;
-	if (pHandle == NULL || pAllocateArray == NULL)
-		return REAL(cuArrayCreate)(pHandle, pAllocateArray);
-	CUDA_ARRAY3D_DESCRIPTOR d = {.Width = pAllocateArray->Width,
-				     .Height = pAllocateArray->Height,
-				     .Format = pAllocateArray->Format,
-				     .NumChannels = pAllocateArray->NumChannels};
-	if (!charge(&d, 1, false, &dev, &units, &r))
-		return r;
-	r = REAL(cuArrayCreate)(pHandle, pAllocateArray);
-	return keep(r, KEY(*pHandle), TR_ARRAY, dev, units);
+	CREATE(cuArrayCreate, pAllocateArray, TR_ARRAY, 1, AS_3D(WIDEN_2D(pAllocateArray)),
+	       pAllocateArray);
 }
 
 CUresult EXPORT cuMipmappedArrayCreate(CUmipmappedArray *pHandle,
 				       const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
 				       unsigned int numMipmapLevels)
 {
-	int dev = -1;
-	uint32_t units = 0;
-	CUresult r;
-	if (pHandle == NULL || pMipmappedArrayDesc == NULL)
-		return REAL(cuMipmappedArrayCreate)(pHandle, pMipmappedArrayDesc, numMipmapLevels);
-	if (!charge(pMipmappedArrayDesc, numMipmapLevels, true, &dev, &units, &r))
-		return r;
-	r = REAL(cuMipmappedArrayCreate)(pHandle, pMipmappedArrayDesc, numMipmapLevels);
-	return keep(r, KEY(*pHandle), TR_MIPMAP, dev, units);
-}
-
-static CUresult freed(CUresult r, bool known, const struct tr_entry *e)
-{
-	if (known && r == CUDA_SUCCESS)
-		tr_entry_freed(e);
-	else if (known)
-		tr_remember(e);
-	return r;
+	CREATE(cuMipmappedArrayCreate, pMipmappedArrayDesc, TR_MIPMAP, numMipmapLevels,
+	       pMipmappedArrayDesc, pMipmappedArrayDesc, numMipmapLevels);
 }
 
 CUresult EXPORT cuArrayDestroy(CUarray hArray)
 {
 	struct tr_entry e;
 	bool known = tr_forget(KEY(hArray), &e);
-	return freed(REAL(cuArrayDestroy)(hArray), known, &e);
+	return tr_freed(REAL(cuArrayDestroy)(hArray), known, &e);
 }
 
 CUresult EXPORT cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 {
 	struct tr_entry e;
 	bool known = tr_forget(KEY(hMipmappedArray), &e);
-	return freed(REAL(cuMipmappedArrayDestroy)(hMipmappedArray), known, &e);
+	return tr_freed(REAL(cuMipmappedArrayDestroy)(hMipmappedArray), known, &e);
 }

@@ -7,8 +7,6 @@
 #include "meter.h"
 #include "real.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 #define DEFINE_BEGIN(name, PARAMS, ARGS)                                                           \
 	CUresult EXPORT name PARAMS                                                                \
 	{                                                                                          \

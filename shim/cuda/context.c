@@ -8,8 +8,6 @@
 #include "slice.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* In-kernel malloc() starts with this heap, which the figure of a context includes. */
 #define HEAP_DEFAULT (8ull << 20)
 

@@ -8,8 +8,6 @@
 #include "slice.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* What the tenant sees, by its ordinal. */
 static struct {
 	CUdevice handle;

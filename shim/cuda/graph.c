@@ -4,8 +4,6 @@
 #include "meter.h"
 #include "real.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 static CUresult made(CUresult r, const CUgraphExec *exec, CUgraph graph)
 {
 	if (r != CUDA_SUCCESS)

@@ -7,8 +7,6 @@
 #include "slice.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 static bool seen;
 
 /* Guards all below, and keeps "ask the driver, then adjust" whole. */

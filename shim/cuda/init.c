@@ -102,7 +102,7 @@ static CUresult init_with_devices(unsigned int flags, const char *uuids)
 	return r;
 }
 
-CUresult __attribute__((visibility("default"))) cuInit(unsigned int Flags)
+CUresult EXPORT cuInit(unsigned int Flags)
 {
 	static int inited;
 	if (REAL(cuInit) == NULL)

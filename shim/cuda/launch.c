@@ -6,7 +6,6 @@
 #include "meter.h"
 #include "real.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define LIKELY(x) __builtin_expect((x), 1)
 
 /* Grid and block, the second half of a launch's key: a hash in place of the product, whose five

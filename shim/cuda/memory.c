@@ -7,8 +7,6 @@
 #include "slice.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* What the driver takes at most for so many bytes: whole blocks. */
 static uint32_t worst_units(uint64_t bytes)
 {
@@ -123,33 +121,18 @@ CUresult EXPORT cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch,
 	return got_pitched(r, ok ? *dptr : 0, ok ? (uint64_t)*pPitch * Height : 0, dev, units);
 }
 
-/* Forget first, free, then give back: between the driver's free and ours another thread may be
- * handed the same address. */
-static CUresult freed(CUresult r, bool known, const struct tr_entry *e)
-{
-	if (!known)
-		return r;
-	if (r != CUDA_SUCCESS)
-		tr_remember(e);
-	else if (e->kind == TR_POOLED)
-		tr_pool_freed(e);
-	else
-		tr_entry_freed(e);
-	return r;
-}
-
 CUresult EXPORT cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct tr_entry e;
 	bool known = tr_forget(dptr, &e);
-	return freed(REAL(cuMemFree_v2)(dptr), known, &e);
+	return tr_freed(REAL(cuMemFree_v2)(dptr), known, &e);
 }
 
 CUresult EXPORT cuMemFree(CUdeviceptr_v1 dptr)
 {
 	struct tr_entry e;
 	bool known = tr_forget(dptr, &e);
-	return freed(REAL(cuMemFree)(dptr), known, &e);
+	return tr_freed(REAL(cuMemFree)(dptr), known, &e);
 }
 
 /* The slice's own figures; never more than the GPU itself has left. */

@@ -8,8 +8,6 @@
 #include "slice.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* Pools grow in chunks of this size (observed; documented nowhere). When a driver's chunks are
  * larger, settling learns it. */
 #define CHUNK_FIRST (32ull << 20)

@@ -5,8 +5,6 @@
 #include "real.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* Open addressing, filled once by the constructor. */
 #define MAP_SIZE 512
 static struct {

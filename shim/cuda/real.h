@@ -7,6 +7,9 @@
 #include "cuda_abi.h"
 #include "cuda_new.h"
 
+/* Of a hook: everything else is hidden. */
+#define EXPORT __attribute__((visibility("default")))
+
 /* Functions that the library calls though it does not intercept them. */
 #define TR_CALLED(X)                                                                               \
 	X(cuCtxGetCurrent)                                                                         \
@@ -14,17 +17,13 @@
 	X(cuCtxPushCurrent_v2)                                                                     \
 	X(cuCtxPopCurrent_v2)                                                                      \
 	X(cuDeviceGetUuid)                                                                         \
-	X(cuDeviceGetUuid_v2)                                                                      \
 	X(cuDevicePrimaryCtxGetState)                                                              \
-	X(cuDeviceGetAttribute)                                                                    \
 	X(cuDeviceGetMemPool)                                                                      \
 	X(cuDeviceGetDefaultMemPool)                                                               \
 	X(cuDeviceGetGraphMemAttribute)                                                            \
 	X(cuMemPoolGetAttribute)                                                                   \
-	X(cuMemGetAllocationGranularity)                                                           \
 	X(cuMemGetAllocationPropertiesFromHandle)                                                  \
 	X(cuMemGetAddressRange_v2)                                                                 \
-	X(cuPointerGetAttribute)                                                                   \
 	X(cuArrayGetMemoryRequirements)                                                            \
 	X(cuMipmappedArrayGetMemoryRequirements)                                                   \
 	X(cuStreamGetCtx)                                                                          \

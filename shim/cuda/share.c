@@ -4,8 +4,6 @@
 #include "account.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 CUresult EXPORT cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 {
 	CUresult r = REAL(cuIpcGetMemHandle)(pHandle, dptr);
@@ -91,10 +89,5 @@ CUresult EXPORT cuDestroyExternalMemory(CUexternalMemory extMem)
 {
 	struct tr_entry e;
 	bool known = tr_forget((uint64_t)(uintptr_t)extMem, &e);
-	CUresult r = REAL(cuDestroyExternalMemory)(extMem);
-	if (known && r == CUDA_SUCCESS)
-		tr_entry_freed(&e);
-	else if (known)
-		tr_remember(&e);
-	return r;
+	return tr_freed(REAL(cuDestroyExternalMemory)(extMem), known, &e);
 }

@@ -5,8 +5,6 @@
 #include "pool.h"
 #include "real.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 #define DEFINE(name, PARAMS, ARGS, WHAT)                                                           \
 	CUresult EXPORT name PARAMS                                                                \
 	{                                                                                          \

@@ -7,8 +7,6 @@
 #include "slice.h"
 #include "trace.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* One physical allocation that this process holds. */
 struct memory {
 	uint64_t handle;
