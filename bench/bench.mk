@@ -18,6 +18,14 @@ bench-kill: build $(BUILD)/bin/gpuload ## the memory limit while processes are k
 	@mkdir -p $(BUILD)/bench
 	$(GO) test -count=1 -v ./bench/kill -kill.json=$(CURDIR)/$(BUILD)/bench/kill.json
 
+.PHONY: bench-node
+bench-node: build ## what kubelet waits for tranche node, and what it takes while idle
+	@mkdir -p $(BUILD)/bench
+	$(GO) run ./bench/node $(BUILD)/bin/tranche $(BUILD)/bench/node.json
+
 $(BENCH_SHIM): $(BENCH_SRC) $(BENCH_HDR)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_COMMON) -D_GNU_SOURCE -o $@ $(BENCH_SRC) -ldl
+
+include bench/shares/shares.mk
+include bench/scheduler/scheduler.mk

@@ -15,7 +15,7 @@ void die(const char *fmt, ...)
 {
 	va_list ap;
 
-	fputs("gpuload: ", stderr);
+	fprintf(stderr, "%s: ", program);
 	va_start(ap, fmt);
 	vfprintf(stderr, fmt, ap);
 	va_end(ap);

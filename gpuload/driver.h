@@ -69,7 +69,9 @@
 	X(cuStreamEndCapture)                                                                      \
 	X(cuIpcGetMemHandle)                                                                       \
 	X(cuIpcOpenMemHandle_v2)                                                                   \
-	X(cuIpcCloseMemHandle)
+	X(cuIpcCloseMemHandle)                                                                     \
+	X(cuEventElapsedTime)                                                                      \
+	X(cuThreadExchangeStreamCaptureMode)
 
 struct driver {
 #define X(name) __typeof__(&name) name;
@@ -92,6 +94,8 @@ const char *driver_error(CUresult r);
 void driver_must(CUresult r, const char *what);
 #define MUST(call) driver_must(cu.call, #call)
 
+/* The program's name in front of its messages. */
+extern const char *const program;
 void die(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 /* CLOCK_MONOTONIC in ns. */

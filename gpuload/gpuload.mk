@@ -24,3 +24,4 @@ $(BUILD)/bin/gpuload: $(GPULOAD_OBJ)
 	$(Q)$(CC) -o $@ $^ $(GPULOAD_LINK) -lc
 
 -include bench/bench.mk
+-include bench/shares-real/shares-real.mk test/gpu/gpu.mk

@@ -3,8 +3,16 @@
 #define GPULOAD_LOAD_H
 #include <stdint.h>
 #include "options.h"
+#include "pace.h"
+#include "probe.h"
 
 #define LOAD_INTERVALS 4096
+
+/* How long requests took, from when they were due to when they were done. */
+struct latency {
+	unsigned requests;
+	double p50_ms, p90_ms, p99_ms, max_ms;
+};
 
 /* What one process achieved. Shared by the processes of one run. A share is kernels completed
  * times their duration, as a part of the time: 1 is one whole GPU. */
@@ -14,6 +22,10 @@ struct load_result {
 	double share, share_first_s, share_after_2s; /* the last one -1 in a run of 2 s or less */
 	unsigned n_intervals;			     /* of one second each */
 	float interval[LOAD_INTERVALS];
+	struct latency latency;
+	int64_t wake[PACE_WAKES]; /* when it began to launch, CLOCK_MONOTONIC */
+	unsigned wakes;
+	struct probe probe;
 };
 
 /* `start` is called when all is set up, before the first launch. */

@@ -12,6 +12,8 @@
 #include "load.h"
 #include "random.h"
 
+const char *const program = "gpuload";
+
 /* What the processes of one run share. */
 struct run {
 	atomic_uint ready; /* processes that are set up, or ended before they were */

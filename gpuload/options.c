@@ -15,6 +15,8 @@ static const char help[] =
 	"  --grid BLOCKS       blocks of each launch (132)\n"
 	"  --block THREADS     threads of each block (128)\n"
 	"  --rate N            launches a second, all threads together (as fast as possible)\n"
+	"  --poisson           at random times, so many a second in the mean; needs --rate\n"
+	"  --latency           how long each launch took, from when it was due to when it was done\n"
 	"  --depth N           launches in flight per stream (64); 0: never wait\n"
 	"  --sync-each         wait for each launch\n"
 	"  --streams N         streams of each thread (1)\n"
@@ -23,6 +25,9 @@ static const char help[] =
 	"  --threads N         launching threads (1)\n"
 	"  --time SECONDS      measure for so long (5)\n"
 	"  --warmup SECONDS    launch for so long before (0)\n"
+	"  --delay SECONDS     be idle for so long before the first launch\n"
+	"  --cycle ON:OFF      launch for ON seconds, be idle for OFF, and so on\n"
+	"  --probe             kernels record on the GPU when they ran (real GPUs; 275 s at most)\n"
 	"  --spin-flag SECONDS one kernel that spins until the host sets a flag after so long\n"
 	"\n"
 	"memory\n"
@@ -149,9 +154,33 @@ static void pair(const char *option, const char *s, double *secs, uint64_t *byte
 		*n = whole(option, end + 1);
 }
 
+static void cycle(struct options *o, const char *s)
+{
+	char *end;
+
+	o->on_s = number("cycle", s, &end);
+	if (*end != ':')
+		bad("cycle", s);
+	o->off_s = seconds("cycle", end + 1);
+}
+
+/* What the options ask for together. */
+static void check(const struct options *o)
+{
+	if (!o->streams || !o->threads || !o->procs || !o->grid || !o->block)
+		die("streams, threads, procs, grid and block start at 1");
+	if (!o->kernel_ns && !o->n_alloc && !o->random_s && !o->ipc_size && !o->flag_s)
+		die("nothing to do: --kernel, --alloc, --random-alloc, --ipc or --spin-flag (gpuload --help)");
+	if (o->poisson && o->rate <= 0)
+		die("--poisson: at what --rate?");
+	if (o->latency && (o->threads > 1 || o->procs > 1 || o->streams > 1))
+		die("--latency: one thread, one stream, one process");
+}
+
 enum {
 	OPT_KERNEL = 256, OPT_GRID, OPT_BLOCK, OPT_RATE, OPT_DEPTH, OPT_SYNC, OPT_STREAMS,
 	OPT_GRAPH, OPT_CAPTURE, OPT_THREADS, OPT_TIME, OPT_WARMUP, OPT_FLAG, OPT_ALLOC, OPT_HOLD,
+	OPT_POISSON, OPT_LATENCY, OPT_DELAY, OPT_CYCLE, OPT_PROBE,
 	OPT_RANDOM, OPT_FORKS, OPT_SEED, OPT_IPC, OPT_PROCS, OPT_GPU, OPT_LIBCUDA, OPT_JSON,
 	OPT_HELP,
 };
@@ -159,7 +188,9 @@ enum {
 static const struct option longs[] = {
 	{"kernel", 1, NULL, OPT_KERNEL},   {"grid", 1, NULL, OPT_GRID},
 	{"block", 1, NULL, OPT_BLOCK},	   {"rate", 1, NULL, OPT_RATE},
-	{"depth", 1, NULL, OPT_DEPTH},	   {"sync-each", 0, NULL, OPT_SYNC},
+	{"poisson", 0, NULL, OPT_POISSON}, {"latency", 0, NULL, OPT_LATENCY},
+	{"delay", 1, NULL, OPT_DELAY},	   {"cycle", 1, NULL, OPT_CYCLE},
+	{"probe", 0, NULL, OPT_PROBE},	   {"depth", 1, NULL, OPT_DEPTH},	   {"sync-each", 0, NULL, OPT_SYNC},
 	{"streams", 1, NULL, OPT_STREAMS}, {"graph", 1, NULL, OPT_GRAPH},
 	{"capture", 0, NULL, OPT_CAPTURE}, {"threads", 1, NULL, OPT_THREADS},
 	{"time", 1, NULL, OPT_TIME},	   {"warmup", 1, NULL, OPT_WARMUP},
@@ -179,6 +210,11 @@ static void set(struct options *o, int c, const char *name, const char *v)
 	case OPT_GRID: o->grid = whole(name, v); break;
 	case OPT_BLOCK: o->block = whole(name, v); break;
 	case OPT_RATE: o->rate = seconds(name, v); break;
+	case OPT_POISSON: o->poisson = true; break;
+	case OPT_LATENCY: o->latency = true; break;
+	case OPT_PROBE: o->probe = true; break;
+	case OPT_DELAY: o->delay_s = seconds(name, v); break;
+	case OPT_CYCLE: cycle(o, v); break;
 	case OPT_DEPTH: o->depth = whole(name, v); break;
 	case OPT_SYNC: o->sync_each = true; break;
 	case OPT_STREAMS: o->streams = whole(name, v); break;
@@ -215,8 +251,5 @@ void options_parse(struct options *o, int argc, char **argv)
 		set(o, c, c == '?' ? "" : longs[index].name, optarg);
 	if (optind < argc)
 		die("%s: not an option (gpuload --help)", argv[optind]);
-	if (!o->streams || !o->threads || !o->procs || !o->grid || !o->block)
-		die("streams, threads, procs, grid and block start at 1");
-	if (!o->kernel_ns && !o->n_alloc && !o->random_s && !o->ipc_size && !o->flag_s)
-		die("nothing to do: --kernel, --alloc, --random-alloc, --ipc or --spin-flag (gpuload --help)");
+	check(o);
 }

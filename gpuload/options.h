@@ -20,6 +20,9 @@ struct options {
 	int64_t kernel_ns; /* 0: no kernels */
 	unsigned grid, block;
 	double rate;	/* launches a second, all threads together; 0: as fast as possible */
+	bool poisson;	/* at random times, so many a second in the mean */
+	bool latency;	/* how long each launch takes from the time it was due */
+	bool probe;	/* the kernels record when they ran */
 	unsigned depth; /* launches in flight for each stream; 0: unbounded */
 	bool sync_each;
 	unsigned streams; /* of each thread */
@@ -27,6 +30,8 @@ struct options {
 	bool capture;	  /* make the graph by capture rather than node by node */
 	unsigned threads;
 	double time_s, warmup_s;
+	double delay_s;	      /* idle before the first launch */
+	double on_s, off_s;   /* launch and be idle in turn; off_s 0: launch all the time */
 	double flag_s; /* a kernel that spins until the host sets a flag, for so long */
 
 	struct alloc_pattern alloc[MAX_ALLOCS];

@@ -1,8 +1,10 @@
-/* The ABI between a slice's supervisor (tranche run, tranche node) and the libraries inside the
- * tenant's processes: two files in the slice directory, both mapped shared.
+/* The ABI between a slice's supervisor (tranche run, tranche node), the arbiter and the libraries
+ * inside the tenant's processes: two files in the slice directory, both mapped shared.
  *
- *   limits   the limits page. Written by the supervisor only, read by every process of the tenant.
- *   ledger   the usage ledger. Written by the tenant's processes and by the supervisor.
+ *   limits   the limits pages, read by every process of the tenant. The first page is written by
+ *            the slice's supervisor only, the second (leases) by the arbiter only.
+ *   ledger   the usage ledger. Written by the tenant's processes and by the supervisor, read by
+ *            the arbiter. No other tenant sees it.
  *
  * Layouts are little endian, fixed size, free of pointers, and mirrored by internal/tenant/abi.go
  * (a test compares every offset). Amounts are bytes unless a name says otherwise; times are
@@ -17,7 +19,8 @@
 #define TRANCHE_ABI_H
 #include <stdint.h>
 
-#define TR_ABI_VERSION 1u
+#define TR_ABI_VERSION 2u
+#define TR_LEASES_MAGIC 0x53455341454c5254ull
 #define TR_LIMITS_MAGIC 0x5354494d494c5254ull /* "TRLIMITS" */
 #define TR_LEDGER_MAGIC 0x524547444c5254ull   /* "TRLDGER" */
 #define TR_MAX_DEVICES 16
@@ -42,6 +45,7 @@
 #define TR_DEV_MEMORY_LIMITED 1u /* memory_limit holds; without it memory is only counted */
 #define TR_DEV_CORES_LIMITED 2u  /* cores holds; without it launches are not metered */
 #define TR_DEV_BURST 4u          /* cores_ceiling > cores may be used while the GPU is idle */
+#define TR_DEV_LATENCY 8u        /* latency class: goes before others, within its limit */
 
 struct tr_limits_dev {
 	char uuid[TR_UUID_LEN];
@@ -50,7 +54,7 @@ struct tr_limits_dev {
 	uint32_t cores;         /* 1..100 */
 	uint32_t cores_ceiling; /* cores..100 */
 	uint32_t flags;
-	uint32_t reserved0;
+	uint32_t weight; /* 1..1000, share of time that nobody is guaranteed; 0: as cores */
 	uint64_t reserved[6];
 }; /* 128 bytes */
 
@@ -66,7 +70,58 @@ struct tr_limits {
 	char name[TR_NAME_LEN];
 	uint64_t reserved[19];
 	struct tr_limits_dev dev[TR_MAX_DEVICES];
-}; /* 256 + 16 * 128 = 2304 bytes; the file is one page of 4096 */
+}; /* 256 + 16 * 128 = 2304 bytes, in a page of 4096 */
+#define TR_LEASES_OFFSET 4096 /* of struct tr_leases in the limits file of 8192 bytes */
+
+/* A turn on one GPU: one process of the tenant may have work there from start_ns to end_ns. It
+ * plans its launches so that they are done by end_ns; what is longer is finished first. Grant
+ * number seq of a device lies in grant[seq & 1], so the turn of another process of the tenant can
+ * be named while this one's lasts. seq grows by one with each grant of the tenant on the device. */
+struct tr_grant {
+	uint64_t seq;  /* 0: none */
+	uint32_t slot; /* the process, by its ledger slot */
+	uint32_t flags;
+#define TR_GRANT_LOCAL 1u /* nobody else is there: end_ns is not set, the tenant's own account holds
+			     the limit, as without an arbiter */
+#define TR_GRANT_CONTINUES 2u /* the process had the turn before: nobody was on the GPU in between */
+	int64_t start_ns; /* may lie in the future: the turn is named in advance */
+	int64_t end_ns;   /* moved to now or before when the turn is taken away */
+	int64_t since_ns; /* the GPU was the process's alone from then on; 0: not known yet */
+	int64_t in_flight_ns; /* estimated work that it may have on the GPU at once, 0: the default */
+}; /* 48 bytes */
+
+/* What the arbiter says to the tenant about one device. */
+struct tr_lease {
+	/* Odd while the arbiter writes; a futex on which waiting launches sleep. */
+	uint32_t word;
+	uint32_t flags;
+#define TR_LEASE_REQUIRED 1u /* launches need a grant; without the flag the tenant's own account
+				alone holds the limit */
+	struct tr_grant grant[2];
+	/* From then on the tenant's debt does not keep it from a turn. */
+	int64_t eligible_ns;
+	/* The arbiter's books, for the next arbiter. */
+	int64_t tat;
+	uint64_t gpu_time_ns; /* charged up to this value of the ledger */
+	/* For people: hundredths of a hundredth of the GPU, over the last second. */
+	uint32_t share_wanted, share_got;
+	uint64_t grants;
+	uint64_t reserved[12];
+}; /* 240 bytes */
+
+struct tr_leases {
+	uint64_t magic;
+	/* The arbiter's last sign of life, 0: there is none. Older than TR_BEAT_STALE_NS: dead. */
+	int64_t beat_ns;
+	uint32_t arbiter_pid;
+	/* Not 0 while a device has a compute limit or needs grants: read by every launch of a process
+	 * that is not metered yet. */
+	uint32_t metered;
+	uint64_t reserved[5];
+	struct tr_lease lease[TR_MAX_DEVICES];
+};
+#define TR_BEAT_NS 20000000ll
+#define TR_BEAT_STALE_NS 200000000ll
 
 /* A recoverable counter. `word` packs
  *     bits  0..33  amount, in units of TR_UNIT bytes
@@ -108,7 +163,18 @@ struct tr_slot_dev {
 	uint64_t imported; /* bytes held through imports, not charged here */
 	uint64_t context;  /* bytes in value that were charged for contexts */
 	uint64_t gpu_time_ns;
-}; /* 64 bytes */
+	/* Compute, for the arbiter. in_flight is raised before the grant is looked at, so that who
+	 * first takes a grant away and then reads 0 knows that nothing will follow. */
+	uint32_t in_flight; /* units and open batches on the device, launches under way included */
+	uint32_t waiting;   /* launches that wait for a grant */
+	int64_t waiting_since;
+	int64_t pending_ns;  /* estimated GPU time of what is in flight */
+	int64_t work_end_ns; /* when it is expected to be done */
+	int64_t last_end_ns; /* when the last work that is done ended */
+	int64_t longest_ns;  /* estimate of the longest unit in flight, or of the one that waits */
+	uint64_t closed_seq; /* grant in which this process will launch nothing more */
+	int64_t first_ns;    /* when the first work of the newest grant began to run, once known */
+}; /* 128 bytes */
 
 enum tr_slot_state {
 	TR_SLOT_FREE = 0,
@@ -132,7 +198,7 @@ struct tr_slot {
 	uint64_t claimed_ns;
 	uint64_t reserved[11];
 	struct tr_slot_dev dev[TR_MAX_DEVICES];
-}; /* 128 + 16 * 64 = 1152 bytes */
+}; /* 128 + 16 * 128 = 2176 bytes */
 
 /* Which stretches of a device's recent past have been charged already, so that time in which
  * several streams or processes of the tenant were busy at once is charged once. A bit stands for
@@ -151,7 +217,12 @@ struct tr_ledger {
 	uint32_t size;
 	uint32_t n_slots; /* TR_MAX_PROCS */
 	uint32_t next_slot; /* where the next claim starts to look */
-	uint64_t reserved[13];
+	/* Raised whenever something happened that the arbiter may act on; it sleeps on this futex. */
+	uint32_t bell;
+	uint32_t reserved0;
+	/* Slots whose process has asked for a grant, a bit each; cleared when a slot is reclaimed. */
+	uint64_t clients[TR_MAX_PROCS / 64];
+	uint64_t reserved[28];
 	struct tr_account account[TR_MAX_DEVICES];
 	struct tr_slot slot[TR_MAX_PROCS];
 	struct tr_coverage coverage[TR_MAX_DEVICES];
@@ -168,8 +239,10 @@ struct tr_ledger {
 _Static_assert(sizeof(struct tr_limits_dev) == 128, "abi");
 _Static_assert(sizeof(struct tr_limits) == 2304, "abi");
 _Static_assert(sizeof(struct tr_account) == 128, "abi");
-_Static_assert(sizeof(struct tr_slot_dev) == 64, "abi");
-_Static_assert(sizeof(struct tr_slot) == 1152, "abi");
-_Static_assert(sizeof(struct tr_ledger) == 128 + 16 * 128 + 1024 * 1152 + 16 * 16384,
-	       "abi");
+_Static_assert(sizeof(struct tr_grant) == 48, "abi");
+_Static_assert(sizeof(struct tr_lease) == 240, "abi");
+_Static_assert(sizeof(struct tr_leases) == 64 + 16 * 240 && sizeof(struct tr_leases) <= 4096, "abi");
+_Static_assert(sizeof(struct tr_slot_dev) == 128, "abi");
+_Static_assert(sizeof(struct tr_slot) == 2176, "abi");
+_Static_assert(sizeof(struct tr_ledger) == 384 + 16 * 128 + 1024 * 2176 + 16 * 16384, "abi");
 #endif

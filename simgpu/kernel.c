@@ -1,6 +1,7 @@
 /* What a kernel is worth: how long it runs alone on the GPU and how much of it it fills.
  *
- *   tranche_spin(u64 ns)       exactly ns
+ *   tranche_spin(u64 ns)       exactly ns; so do tranche_probe and tranche_stamp, whose further
+ *                              parameters say where to record it, which is not done
  *   tranche_spin_flag(u32 *p)  until *p is not zero
  *   any other                  kernel_wave_ns for each wave of kernel_wave_blocks to a multiprocessor;
  *                              less for a part of the first wave, but kernel_min_ns at least
@@ -12,14 +13,24 @@
 /* What the name of a function says; kept in CUfunc_st.time. */
 static const char plain_kernel = 'k', spin_kernel = 's', flag_kernel = 'f';
 
+static const void *kind_by_name(const char *name)
+{
+	static const struct {
+		const char *name, *kind;
+	} known[] = { { "tranche_spin", &spin_kernel }, { "tranche_probe", &spin_kernel },
+		      { "tranche_stamp", &spin_kernel }, { "tranche_spin_flag", &flag_kernel } };
+	for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
+		if (!strcmp(name, known[i].name))
+			return known[i].kind;
+	return &plain_kernel;
+}
+
 static const void *kind_of(struct CUfunc_st *f)
 {
 	const void *k = __atomic_load_n(&f->time, __ATOMIC_RELAXED);
 	if (k)
 		return k;
-	k = !f->name ? &plain_kernel
-	    : !strcmp(f->name, "tranche_spin") ? &spin_kernel
-	    : !strcmp(f->name, "tranche_spin_flag") ? &flag_kernel : &plain_kernel;
+	k = kind_by_name(f->name);
 	__atomic_store_n(&f->time, (void *)(uintptr_t)k, __ATOMIC_RELAXED);
 	return k;
 }

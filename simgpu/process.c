@@ -1,4 +1,5 @@
 /* Who uses the machine: process slots, what they hold, and taking it back. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -58,6 +59,78 @@ static uint64_t pid_namespace(void)
 	if (fd >= 0)
 		close(fd);
 	return inode;
+}
+
+/* --- processes of other PID namespaces -------------------------------------------------------- */
+
+#define SCAN_NS 50000000ull
+
+static pthread_mutex_t here_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	uint64_t generation;
+	uint32_t pid;
+} here[SIM_MAX_PROCS]; /* their numbers in this one, once found */
+
+/* The last number of the line NSpid: the process's own. */
+static uint32_t innermost_pid(const char *pid)
+{
+	char path[300], text[4096];
+	snprintf(path, sizeof path, "/proc/%s/status", pid);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = 0;
+	char *line = strstr(text, "\nNSpid:");
+	if (!line)
+		return 0;
+	line[1 + strcspn(line + 1, "\n")] = 0;
+	char *last = strrchr(line, '\t');
+	return last ? (uint32_t)strtoul(last + 1, NULL, 10) : 0;
+}
+
+static void find_here(void)
+{
+	DIR *proc = opendir("/proc");
+	for (struct dirent *d; proc && (d = readdir(proc));) {
+		char path[300], link[64];
+		uint64_t start = 0;
+		uint32_t pid = (uint32_t)strtoul(d->d_name, NULL, 10);
+		if (!pid)
+			continue;
+		snprintf(path, sizeof path, "/proc/%s/ns/pid", d->d_name);
+		ssize_t n = readlink(path, link, sizeof link - 1);
+		link[n > 0 ? n : 0] = 0;
+		uint64_t ns = n > 5 ? strtoull(link + 5, NULL, 10) : 0; /* pid:[N] */
+		for (int i = 0; ns && i < SIM_MAX_PROCS; i++) {
+			const struct sim_proc *p = &sim_shared->proc[i];
+			if (p->state != SIM_PROC_USED || p->pidns != ns || ns == pid_namespace() ||
+			    p->pid != innermost_pid(d->d_name) || !read_stat(pid, &start) ||
+			    start != p->starttime)
+				continue;
+			here[i].generation = p->generation;
+			here[i].pid = pid;
+		}
+	}
+	if (proc)
+		closedir(proc);
+}
+
+uint32_t sim_proc_pid_here(int i)
+{
+	static uint64_t scanned;
+	const struct sim_proc *p = &sim_shared->proc[i];
+	uint64_t now = sim_now_ns();
+	if (!p->pidns || p->pidns == pid_namespace())
+		return p->pid;
+	pthread_mutex_lock(&here_mutex);
+	if (here[i].generation != p->generation && now - scanned > SCAN_NS) {
+		scanned = now;
+		find_here();
+	}
+	uint32_t pid = here[i].generation == p->generation ? here[i].pid : 1u << 30 | (uint32_t)i;
+	pthread_mutex_unlock(&here_mutex);
+	return pid;
 }
 
 /* --- locks ------------------------------------------------------------------------------------ */

@@ -11,7 +11,7 @@ typedef unsigned long long ull;
 static int usage(void)
 {
 	fputs("usage: simctl models | check SPECFILE | DIR gpus|procs|truth [--json] | DIR xid GPU N |\n"
-	      "       DIR lose GPU\n", stderr);
+	      "       DIR lose GPU | DIR recover GPU | DIR nvml CODE\n", stderr);
 	return 2;
 }
 
@@ -151,11 +151,25 @@ static int gpu_index(struct sim_state *s, const char *text)
 
 static void lose(struct sim_gpu *g, int index)
 {
+	sim_xid_raise(index, 79); /* first: who waits for events learns of it before it fails */
 	sim_gpu_lock(g);
 	__atomic_store_n(&g->lost, 1, __ATOMIC_RELEASE);
 	sim_engine_lose(&g->engine, sim_now_ns());
 	sim_gpu_unlock(g);
-	sim_xid_raise(index, 79);
+}
+
+/* What a reset does: whatever was wrong is over. */
+static void recover(struct sim_gpu *g)
+{
+	sim_gpu_lock(g);
+	sim_engine_advance(&g->engine, sim_now_ns());
+	g->reset_ns = sim_now_ns();
+	g->reset_busy_ns = g->engine.busy_ns;
+	g->xid = 0;
+	__atomic_store_n(&g->recovery, 0, __ATOMIC_RELEASE);
+	__atomic_store_n(&g->engine.lost, 0, __ATOMIC_RELEASE);
+	__atomic_store_n(&g->lost, 0, __ATOMIC_RELEASE);
+	sim_gpu_unlock(g);
 }
 
 int main(int argc, char **argv)
@@ -183,6 +197,16 @@ int main(int argc, char **argv)
 		if (g >= 0)
 			lose(&s->gpu[g], g);
 		return g < 0;
+	}
+	if (!strcmp(argv[2], "recover") && argc == 4) {
+		int g = gpu_index(s, argv[3]);
+		if (g >= 0)
+			recover(&s->gpu[g]);
+		return g < 0;
+	}
+	if (!strcmp(argv[2], "nvml") && argc == 4) {
+		__atomic_store_n(&s->nvml_error, (uint32_t)strtoul(argv[3], NULL, 10), __ATOMIC_RELEASE);
+		return 0;
 	}
 	return show(s, argv[2], argc == 4 && !strcmp(argv[3], "--json"));
 }

@@ -2,7 +2,7 @@
  *
  *   driver_version=550.163.01        key=value for the machine, see machine_key()
  *   gpu model=a100-80g [count=2] [memory=BYTES] [uuid=GPU-...] [pci=0000:07:00.0] [context=BYTES]
- *       [name=NAME_WITH_UNDERSCORES] [numa=N] [hide_processes=1]
+ *       [name=NAME_WITH_UNDERSCORES] [numa=N] [hide_processes=1] [mig=1]
  *   link 0 1 nvlink=12               and/or pcie=PIX|PXB|PHB|NODE|SYS
  *
  * BYTES may carry Ki, Mi, Gi. What is not said has the model's value. */
@@ -178,6 +178,9 @@ static int gpu_key(struct parser *p, struct sim_gpu *g, const char *key, const c
 	} else if (!strcmp(key, "hide_processes")) {
 		if (!parse_u32(value, &g->hide_processes))
 			return fail(p, "hide_processes: bad value '%s'", value);
+	} else if (!strcmp(key, "mig")) {
+		if (!parse_u32(value, &g->mig) || g->mig > m->mig_capable)
+			return fail(p, "mig: bad value '%s' (1 only of a GPU that is capable of it)", value);
 	} else {
 		return fail(p, "gpu: unknown key '%s'", key);
 	}

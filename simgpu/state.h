@@ -20,7 +20,7 @@
 #include "engine.h"
 
 #define SIM_MAGIC 0x55504755544d4953ull
-#define SIM_VERSION 4u
+#define SIM_VERSION 5u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS SIM_ENGINE_PROCS
 #define SIM_MAX_OBJECTS 4096
@@ -128,6 +128,9 @@ struct sim_gpu {
 	uint32_t lost;      /* fell off the bus: every call on it fails. Written by simctl. */
 	uint32_t xid;       /* last XID, 0: none */
 	pthread_mutex_t lock;
+	uint32_t recovery;  /* what the driver says has to be done: 0 nothing, 1 reset. Set by faults */
+	uint32_t mig;       /* spec: MIG mode is on; its instances are not modelled */
+	uint64_t reset_ns, reset_busy_ns; /* last simctl recover: when, engine.busy_ns then */
 	uint32_t hide_processes; /* spec: NVML gives no figures per process, as under MIG and vGPU */
 	uint32_t numa_node;
 	/* Busy time (the truth) of each process is engine.proc[slot].busy_ns, utilisation samples are
@@ -159,6 +162,7 @@ struct sim_state {
 	/* what a kernel without a name that says it is worth: so long for each wave of so many blocks
 	 * to a multiprocessor, and so long at least */
 	uint32_t kernel_wave_ns, kernel_wave_blocks, kernel_min_ns;
+	uint32_t nvml_error; /* nvmlInit fails with it; 0: it does not. Written by simctl */
 	uint64_t created_ns;
 	uint64_t spec_hash;
 	struct sim_link link[SIM_MAX_GPUS][SIM_MAX_GPUS];
@@ -227,7 +231,12 @@ void sim_object_serve(int k, int fd);
 uint64_t sim_now_ns(void);     /* CLOCK_MONOTONIC */
 uint64_t sim_realtime_us(void);
 uint64_t sim_proc_starttime(uint32_t pid); /* 0: gone */
-void sim_xid_raise(int g, uint32_t xid); /* records the event and sets gpu.xid; takes sim_lock */
+/* The number of slot i's process in the caller's PID namespace, as NVML gives it. Of a process that is not
+ * in it or below: a number that no process has. */
+uint32_t sim_proc_pid_here(int i);
+/* Records the event and sets gpu.xid; an error that is not a program's asks for a reset (gpu.recovery).
+ * Takes sim_lock. */
+void sim_xid_raise(int g, uint32_t xid);
 
 /* --- spec.c, models.c ------------------------------------------------------------------------- */
 const struct sim_model *sim_model_find(const char *key);

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"tranche.dev/tranche/bench/report"
 	"tranche.dev/tranche/internal/tenant"
 	"tranche.dev/tranche/test/fixture"
 )
@@ -22,7 +23,7 @@ import (
 var (
 	processes = flag.Int("kill.processes", 200, "processes in the slice")
 	seconds   = flag.Int("kill.seconds", 15, "how long each allocates")
-	report    = flag.String("kill.json", "", "file for the figures, as the other benchmarks write them")
+	file      = flag.String("kill.json", "", "file for the figures, as the other benchmarks write them")
 	seed      = flag.Int64("kill.seed", 0, "of the random choices; 0: from the clock")
 )
 
@@ -204,32 +205,17 @@ func simPeak(t *testing.T, dir string) int64 {
 
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
-// writeReport writes the figures as rows of case, metric, unit, value, spread, target, better, label.
+// writeReport writes the figures (docs/bench.md).
 func writeReport(t *testing.T, killed int, peak int64, left uint64) {
 	t.Helper()
-	if *report == "" {
+	if *file == "" {
 		return
 	}
-	type row struct {
-		Case   string   `json:"case"`
-		Metric string   `json:"metric"`
-		Unit   string   `json:"unit"`
-		Value  float64  `json:"value"`
-		Spread *float64 `json:"spread"`
-		Target float64  `json:"target"`
-		Better string   `json:"better"`
-		Label  string   `json:"label"`
-	}
 	name := fmt.Sprintf("%d processes, %d killed", *processes, killed)
-	rows := []row{
-		{name, "driver's own peak / limit", "ratio", float64(peak) / float64(int64(limit)), nil, 1, "lower", "sim"},
-		{name, "ledger after the last process", "bytes", float64(left), nil, 0, "lower", "sim"},
-	}
-	out, err := json.MarshalIndent(rows, "", "  ")
-	if err == nil {
-		err = os.WriteFile(*report, append(out, '\n'), 0o644)
-	}
-	if err != nil {
+	if err := report.Write(*file, []report.Row{
+		{Case: name, Metric: "driver's own peak / limit", Unit: "ratio", Value: float64(peak) / float64(int64(limit)), Target: 1, Better: "lower", Label: "sim"},
+		{Case: name, Metric: "ledger after the last process", Unit: "bytes", Value: float64(left), Better: "lower", Label: "sim"},
+	}); err != nil {
 		t.Error(err)
 	}
 }

@@ -33,7 +33,7 @@ static void put_limits(const char *dir, const struct slice_spec *s)
 	d->context_bytes = 256ull << 20;
 	d->cores = d->cores_ceiling = s->cores ? s->cores : TR_CORES_WHOLE;
 	d->flags = TR_DEV_MEMORY_LIMITED | (s->cores ? TR_DEV_CORES_LIMITED : 0);
-	put_file(dir, TR_FILE_LIMITS, &l, sizeof l, 4096);
+	put_file(dir, TR_FILE_LIMITS, &l, sizeof l, TR_LEASES_OFFSET + 4096);
 }
 
 static void put_ledger(const char *dir)

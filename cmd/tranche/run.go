@@ -25,12 +25,16 @@ const runExample = `  tranche run --cores 30 --memory 8Gi -- python train.py
 
 func runCommand() *cobra.Command {
 	var c run.Config
-	var cores, memory, burst, strict string
+	var strict string
+	var values amounts
 	cmd := &cobra.Command{Use: "run [flags] -- COMMAND [ARG...]", Short: "run a command in a slice of a GPU", Long: runLong, Example: runExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := checkFlags(cmd, args)
 			if err == nil {
-				err = fillRun(&c, cores, memory, burst, strict)
+				err = values.fill(&c.Asked)
+			}
+			if err == nil {
+				err = fillRun(&c, strict)
 			}
 			if err != nil {
 				return &run.Status{Code: run.Failed, Err: err}
@@ -50,10 +54,12 @@ func runCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	f.SortFlags = false
-	f.StringVar(&cores, "cores", "", "compute in hundredths of a GPU: 1 to 100, or n*100 for n whole GPUs (default: not limited)")
-	f.StringVar(&memory, "memory", "", "memory of each GPU: 8Gi, 512Mi, 8GB, bytes (default: what is not reserved by others)")
+	f.StringVar(&values.cores, "cores", "", "compute in hundredths of a GPU: 1 to 100, or n*100 for n whole GPUs (default: not limited)")
+	f.StringVar(&values.memory, "memory", "", "memory of each GPU: 8Gi, 512Mi, 8GB, bytes (default: what is not reserved by others)")
 	f.StringSliceVar(&c.Asked.GPUs, "gpu", nil, "GPUs to use, by index or UUID or the beginning of one (default: best fit)")
-	f.StringVar(&burst, "burst", "", "ceiling for idle time; recorded only: the slice is held to --cores until slices can share idle time")
+	f.StringVar(&values.burst, "burst", "", "ceiling in hundredths of a GPU, up to which the slice may use time that others leave (default: --cores)")
+	f.StringVar(&values.weight, "weight", "", "1 to 1000: how time that nobody is guaranteed is divided (default: as --cores)")
+	f.StringVar(&values.class, "class", "", "latency: goes before others, within its limit; or normal (default normal)")
 	f.StringVar(&c.Sim, "sim", "", "run on simulated GPUs: MODEL[:COUNT],..., a spec file (text or YAML), or a directory with one")
 	f.StringVar(&c.Name, "name", "", "name of the slice in tranche ps (default: the command)")
 	f.StringVar(&c.Trace, "trace", "", "show each decision of the libraries on standard error, or append it to a file")
@@ -72,8 +78,13 @@ func checkFlags(cmd *cobra.Command, args []string) error {
 	if cmd.Flags().Changed("trace") && cmd.Flags().ArgsLenAtDash() < 0 && len(args) > 1 && args[1] == "--" {
 		return fmt.Errorf("--trace takes its file behind =, as in --trace=%s", args[0])
 	}
-	for _, name := range []string{"cores", "memory", "burst", "sim", "name", "strict", "trace"} {
-		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+	return checkValues(cmd)
+}
+
+// checkValues refuses flags that were given without a value.
+func checkValues(cmd *cobra.Command) error {
+	for _, name := range []string{"cores", "memory", "burst", "weight", "class", "sim", "name", "strict", "trace"} {
+		if f := cmd.Flags().Lookup(name); f != nil && f.Changed && f.Value.String() == "" {
 			return fmt.Errorf("--%s: no value given", name)
 		}
 	}
@@ -89,23 +100,36 @@ func checkFlags(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// fillRun parses the values that are more than text.
-func fillRun(c *run.Config, cores, memory, burst, strict string) (err error) {
-	if cores != "" {
-		if c.Asked.Cores, err = strconv.Atoi(cores); err != nil || c.Asked.Cores < 1 {
-			return fmt.Errorf("--cores %s: 1 to 100 of one GPU, or a multiple of 100 for whole GPUs", cores)
+// amounts are flags of run and set that are more than text.
+type amounts struct{ cores, memory, burst, weight, class string }
+
+func (v amounts) fill(a *run.Asked) (err error) {
+	if v.cores != "" {
+		if a.Cores, err = strconv.Atoi(v.cores); err != nil || a.Cores < 1 {
+			return fmt.Errorf("--cores %s: 1 to 100 of one GPU, or a multiple of 100 for whole GPUs", v.cores)
 		}
 	}
-	if burst != "" {
-		if c.Asked.Burst, err = strconv.Atoi(burst); err != nil || c.Asked.Burst < 1 {
-			return fmt.Errorf("--burst %s: from --cores to 100", burst)
+	if v.burst != "" {
+		if a.Burst, err = strconv.Atoi(v.burst); err != nil || a.Burst < 1 {
+			return fmt.Errorf("--burst %s: from --cores to 100", v.burst)
 		}
 	}
-	if memory != "" {
-		if c.Asked.Memory, err = quantity.Parse(memory); err != nil {
+	if v.weight != "" {
+		if a.Weight, err = strconv.Atoi(v.weight); err != nil || a.Weight < 1 {
+			return fmt.Errorf("--weight %s: 1 to 1000", v.weight)
+		}
+	}
+	if v.memory != "" {
+		if a.Memory, err = quantity.Parse(v.memory); err != nil {
 			return fmt.Errorf("--memory %w", err)
 		}
 	}
+	a.Class = v.class
+	return nil
+}
+
+// fillRun takes in the other ones.
+func fillRun(c *run.Config, strict string) error {
 	switch c.Strict = run.Strictness(strict); c.Strict {
 	case run.Auto, run.On, run.Off:
 	default:

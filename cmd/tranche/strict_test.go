@@ -41,7 +41,8 @@ func TestDescriptors(t *testing.T) {
 		defer f.Close()
 		files = append(files, f)
 	}
-	script := []string{"sh", "-c", "cat /proc/self/fd/3 /proc/self/fd/5; ls /proc/$$/fd | tr '\\n' ' '"}
+	script := []string{"sh", "-c", "cat /proc/self/fd/3 /proc/self/fd/5; " +
+		"for f in /proc/$$/fd/*; do printf '%s ' ${f##*/}; done"} // no pipe, which would be a descriptor for a moment
 	direct := exec.Command(script[0], script[1:]...)
 	direct.ExtraFiles = files
 	want, err := direct.Output()

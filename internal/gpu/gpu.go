@@ -22,6 +22,13 @@ type Process struct {
 	Used *uint64 `json:"used"`
 }
 
+// Sample is how busy a process kept a GPU's multiprocessors shortly before At, in per cent.
+type Sample struct {
+	PID int   `json:"pid"`
+	SM  int   `json:"sm"`
+	At  int64 `json:"at"` // microseconds of the driver's clock
+}
+
 // Device is one GPU. Error is set, and little else, for one that does not answer.
 type Device struct {
 	Index          int       `json:"index"`
@@ -32,8 +39,59 @@ type Device struct {
 	MemoryUsed     uint64    `json:"memory_used"`
 	MemoryReserved uint64    `json:"memory_reserved"`
 	MIG            bool      `json:"mig"`
+	Utilization    *float64  `json:"utilization_gpu"` // of the driver's last sample period, in per cent; nil: not told
 	Processes      []Process `json:"processes"`
+	Samples        []Sample  `json:"samples"`
 	Error          string    `json:"error"`
+	Code           int       `json:"code"` // NVML's, with Error
+
+	// With Inventory only. -1: not told.
+	Minor       int      `json:"minor"`
+	NUMA        int      `json:"numa"`
+	ComputeMode int      `json:"compute_mode"`
+	PCIeMBps    int      `json:"pcie_mbps"`
+	NVLinkMBps  int      `json:"nvlink_mbps"`
+	Ancestors   []int    `json:"ancestors"`
+	NVLinks     []NVLink `json:"nvlinks"`
+	Reading
+}
+
+// NVLink is the other end of one NVLink that is up: a GPU, a switch, or other.
+type NVLink struct {
+	Type string `json:"type"`
+	PCI  string `json:"pci"`
+}
+
+// UnmarshalJSON sets what the driver did not tell to -1.
+func (d *Device) UnmarshalJSON(data []byte) error {
+	type plain Device
+	p := plain{Minor: -1, NUMA: -1, ComputeMode: -1, PCIeMBps: -1, NVLinkMBps: -1}
+	err := json.Unmarshal(data, &p)
+	*d = Device(p)
+	return err
+}
+
+// Reading is what a GPU says of its own health. Nil: the driver has no such figure.
+type Reading struct {
+	// Recovery is what has to be done before the GPU is fit again: NVML's nvmlDeviceGpuRecoveryAction_t,
+	// 0 nothing.
+	Recovery *int `json:"recovery"`
+	// Energy counts mJ since the driver set the GPU up.
+	Energy *uint64 `json:"energy"`
+}
+
+// XID is a critical error. UUID is "" if the driver did not say which GPU's.
+type XID struct {
+	UUID string `json:"uuid"`
+	XID  int    `json:"xid"`
+}
+
+// Health is a line of WatchHealth: readings of every GPU, or one XID.
+type Health struct {
+	Devices []Device `json:"devices"`
+	XID     *XID     `json:"event"`
+	Error   string   `json:"error"`
+	Code    int      `json:"code"`
 }
 
 // Report is one answer of the driver.
@@ -51,6 +109,9 @@ type Driver interface {
 	Devices(ctx context.Context) (Report, error)
 	// Watch calls f with a report every interval until ctx ends or the driver stops answering.
 	Watch(ctx context.Context, every time.Duration, f func(Report)) error
+	// WatchUse is Watch with the newest samples of each process that was busy since the last report;
+	// none where the driver has none (MIG, vGPU).
+	WatchUse(ctx context.Context, every time.Duration, f func(Report)) error
 }
 
 // NVML asks one NVML library through nvmlprobe.
@@ -73,13 +134,18 @@ func (n NVML) timeout() time.Duration {
 }
 
 // Devices implements Driver.
-func (n NVML) Devices(ctx context.Context) (Report, error) {
+func (n NVML) Devices(ctx context.Context) (Report, error) { return n.once(ctx, "devices") }
+
+// Inventory implements Prober.
+func (n NVML) Inventory(ctx context.Context) (Report, error) { return n.once(ctx, "inventory") }
+
+func (n NVML) once(ctx context.Context, mode string) (Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.timeout())
 	defer cancel()
-	cmd := exec.CommandContext(ctx, n.Probe, n.Library, "devices")
+	cmd := exec.CommandContext(ctx, n.Probe, n.Library, mode)
 	cmd.Env, cmd.WaitDelay = n.Env, time.Second
 	out, err := cmd.Output()
-	if ctx.Err() != nil {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return Report{}, fmt.Errorf("NVML (%s) did not answer for %v", n.Library, n.timeout())
 	}
 	return parse(bytes.TrimSpace(out), err)
@@ -94,24 +160,67 @@ func parse(line []byte, failed error) (Report, error) {
 		return r, fmt.Errorf("nvmlprobe: %w", err)
 	}
 	if r.Error != "" {
-		return r, errors.New(r.Error)
+		return r, &NVMLError{Code: r.Code, Text: r.Error}
 	}
 	return r, nil
 }
 
-// Watch implements Driver. Each report must come within Timeout.
+// NVMLError is what NVML, or the loader in its place, said.
+type NVMLError struct {
+	Code int // nvmlReturn_t
+	Text string
+}
+
+func (e *NVMLError) Error() string { return e.Text }
+
+// Watch implements Driver. Each report must come within Timeout after it is due.
 func (n NVML) Watch(ctx context.Context, every time.Duration, f func(Report)) error {
+	return watch(ctx, n, "watch", every, reported(f))
+}
+
+// WatchUse implements Driver, as Watch does.
+func (n NVML) WatchUse(ctx context.Context, every time.Duration, f func(Report)) error {
+	return watch(ctx, n, "use", every, reported(f))
+}
+
+// WatchHealth implements Prober.
+func (n NVML) WatchHealth(ctx context.Context, every time.Duration, f func(Health)) error {
+	return watch(ctx, n, "health", every, func(line []byte) error {
+		var h Health
+		if err := json.Unmarshal(line, &h); err != nil {
+			return fmt.Errorf("nvmlprobe: %w", err)
+		}
+		if h.Error != "" {
+			return &NVMLError{Code: h.Code, Text: h.Error}
+		}
+		f(h)
+		return nil
+	})
+}
+
+func reported(f func(Report)) func([]byte) error {
+	return func(line []byte) error {
+		r, err := parse(line, nil)
+		if err == nil {
+			f(r)
+		}
+		return err
+	}
+}
+
+// watch calls f with each line of a probe that runs until ctx ends, f fails, or it does.
+func watch(ctx context.Context, n NVML, mode string, every time.Duration, f func([]byte) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cmd := exec.CommandContext(ctx, n.Probe, n.Library, "watch", fmt.Sprint(every.Milliseconds()))
+	cmd := exec.CommandContext(ctx, n.Probe, n.Library, mode, fmt.Sprint(every.Milliseconds()))
 	cmd.Env, cmd.WaitDelay = n.Env, time.Second
-	// The probe ends when its standard input does: it cannot outlive us.
+	// The probe ends when its standard input does: it cannot outlive us, and tells what it has before.
 	in, hold, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer hold.Close()
-	cmd.Stdin = in
+	cmd.Stdin, cmd.Cancel = in, hold.Close
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -120,9 +229,10 @@ func (n NVML) Watch(ctx context.Context, every time.Duration, f func(Report)) er
 	if err != nil {
 		return err
 	}
-	late := time.AfterFunc(n.timeout(), func() { cancel(errors.New("NVML does not answer")) })
+	limit := n.timeout() + every
+	late := time.AfterFunc(limit, func() { cancel(errors.New("NVML does not answer")) })
 	defer late.Stop()
-	err = reports(out, func(r Report) { late.Reset(n.timeout()); f(r) })
+	err = lines(out, func(line []byte) error { late.Reset(limit); return f(line) })
 	cancel(nil)
 	_ = cmd.Wait()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
@@ -131,17 +241,15 @@ func (n NVML) Watch(ctx context.Context, every time.Duration, f func(Report)) er
 	return err
 }
 
-func reports(out io.Reader, f func(Report)) error {
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, lineMax)
-	for lines.Scan() {
-		r, err := parse(lines.Bytes(), nil)
-		if err != nil {
+func lines(out io.Reader, f func([]byte) error) error {
+	scan := bufio.NewScanner(out)
+	scan.Buffer(nil, lineMax)
+	for scan.Scan() {
+		if err := f(scan.Bytes()); err != nil {
 			return err
 		}
-		f(r)
 	}
-	return lines.Err()
+	return scan.Err()
 }
 
 // ContextBytes is what a first CUDA context is expected to take on a GPU of this name, until it has

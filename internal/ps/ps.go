@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"sort"
 	"strings"
 	"text/tabwriter"
@@ -30,6 +31,8 @@ type Row struct {
 	GPUName   string    `json:"gpu_name"`
 	Cores     int       `json:"cores"`
 	Burst     int       `json:"cores_burst"`
+	Weight    int       `json:"weight,omitempty"`
+	Latency   bool      `json:"latency,omitempty"`
 	CoresUsed float64   `json:"cores_used"`
 	Memory    uint64    `json:"memory_limit_bytes"`
 	Used      uint64    `json:"memory_used_bytes"`
@@ -38,6 +41,9 @@ type Row struct {
 	Started   time.Time `json:"started"`
 	Command   []string  `json:"command"`
 	Parent    string    `json:"parent,omitempty"`
+	state.Account
+	// Arbiter is there for the slices of the run that is the arbiter.
+	Arbiter *state.Arbiter `json:"arbiter,omitempty"`
 }
 
 const interval = 300 * time.Millisecond
@@ -45,19 +51,9 @@ const interval = 300 * time.Millisecond
 // List lists the living slices: of real GPUs and of this user's simulated machines, or of one
 // simulated machine only. It removes what dead slices of the caller left.
 func List(sim string) ([]Row, error) {
-	registries := machine.Registries()
-	if sim != "" {
-		dir, err := machine.SimDir(sim)
-		if err != nil {
-			return nil, fmt.Errorf("--sim %s: %w", sim, err)
-		}
-		for key := range registries {
-			if key != dir {
-				delete(registries, key)
-			}
-		}
-		// A machine in a directory of the user's own is not among those of the state directory.
-		registries[dir] = &state.Registry{Root: dir + "/slices"}
+	registries, err := machine.Chosen(sim)
+	if err != nil {
+		return nil, err
 	}
 	var all []entry
 	for dir, r := range registries {
@@ -78,6 +74,7 @@ type entry struct {
 	slice  state.Slice
 	sim    string
 	ledger *tenant.Ledger
+	leases *tenant.Leases
 	before []uint64
 }
 
@@ -119,6 +116,7 @@ func measure(all []entry) []Row {
 			continue
 		}
 		e.ledger, opened = ledger, true
+		e.leases, _ = tenant.OpenLeases(e.slice.Dir)
 		for d := range e.slice.Info.GPUs {
 			e.before = append(e.before, ledger.Usage(d).GPUTimeNs)
 		}
@@ -134,13 +132,16 @@ func measure(all []entry) []Row {
 		if e.ledger != nil {
 			e.ledger.Close()
 		}
+		if e.leases != nil {
+			e.leases.Close()
+		}
 	}
 	return rows
 }
 
 func (e entry) row(d int, passed time.Duration) Row {
 	s, g := e.slice, e.slice.Info.GPUs[d]
-	r := Row{ID: s.ID, Name: clean(s.Info.Name), Sim: e.sim, GPU: g.Index, UUID: clean(g.UUID), GPUName: clean(g.Name), Cores: g.Cores, Burst: g.Burst,
+	r := Row{ID: s.ID, Name: clean(s.Info.Name), Sim: e.sim, GPU: g.Index, UUID: clean(g.UUID), GPUName: clean(g.Name), Cores: g.Cores, Burst: g.Burst, Weight: g.Weight, Latency: g.Latency,
 		Memory: g.Memory, User: s.User(), Started: s.Info.Started, Parent: s.Info.Parent, PIDs: []int{}}
 	for _, word := range s.Info.Command {
 		r.Command = append(r.Command, clean(word))
@@ -154,8 +155,12 @@ func (e entry) row(d int, passed time.Duration) Row {
 	case e.ledger != nil:
 		u := e.ledger.Usage(d)
 		r.Used, r.CoresUsed = u.Memory, supervise.CoresUsed(e.before[d], u.GPUTimeNs, passed)
+		r.Account = state.ReadAccount(e.ledger, e.leases, d)
 	case d < len(s.Use.GPUs):
-		r.Used, r.CoresUsed = s.Use.GPUs[d].Memory, s.Use.GPUs[d].Cores
+		r.Used, r.CoresUsed, r.Account = s.Use.GPUs[d].Memory, s.Use.GPUs[d].Cores, s.Use.GPUs[d].Account
+	}
+	if s.Supervised {
+		r.Arbiter = s.Use.Arbiter
 	}
 	return r
 }
@@ -184,13 +189,41 @@ func WriteJSON(w io.Writer, rows []Row) error {
 // WriteTable writes the rows for people.
 func WriteTable(w io.Writer, rows []Row, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tGPU\tCORES\tUSED\tMEMORY\tUSED\tPIDS\tUSER\tUP\tCOMMAND")
+	fmt.Fprintln(t, "NAME\tGPU\tCORES\tWANTED\tUSED\tWAITED\tMEMORY\tUSED\tPIDS\tUSER\tUP\tCOMMAND")
 	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%v\t%v\t%s\t%s\t%s\t%s\n", shorten(r.Name, 24), r.gpu(), r.cores(), r.used(),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%v\t%v\t%s\t%s\t%s\t%s\n", shorten(r.Name, 24), r.gpu(), r.cores(), r.wanted(), r.used(), r.waited(),
 			quantity.Bytes(r.Memory), quantity.Bytes(r.Used), pids(r.PIDs), r.User, up(now.Sub(r.Started)), shorten(strings.Join(r.Command, " "), 50))
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return writeArbiters(w, rows)
 }
+
+// writeArbiters says who divides GPU time among the slices, and how fast.
+func writeArbiters(w io.Writer, rows []Row) error {
+	said := map[string]bool{}
+	for _, r := range rows {
+		a := r.Arbiter
+		if a == nil || said[r.ID] {
+			continue
+		}
+		said[r.ID] = true
+		text := fmt.Sprintf("arbiter: %s (pid %d), %d slices", shorten(r.Name, 24), a.PID, a.Slices)
+		if r.Sim != "" {
+			text += " (sim)"
+		}
+		if a.Handovers > 0 {
+			text += fmt.Sprintf(", handover %v, p99 %v", micro(a.HandoverP50), micro(a.HandoverP99))
+		}
+		if _, err := fmt.Fprintln(w, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func micro(ns int64) time.Duration { return time.Duration(max(ns, 0)).Round(time.Microsecond) }
 
 func (r Row) gpu() string {
 	if r.Sim != "" {
@@ -205,6 +238,22 @@ func (r Row) used() string {
 		return "-"
 	}
 	return fmt.Sprintf("%.0f%%", r.CoresUsed)
+}
+
+// wanted is the part of the last second with work waiting or running.
+func (r Row) wanted() string {
+	if r.Wanted == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f%%", *r.Wanted)
+}
+
+// waited is how long launches have waited, all threads together.
+func (r Row) waited() string {
+	if r.Launches == 0 {
+		return "-"
+	}
+	return up(time.Duration(min(r.ThrottledNs, math.MaxInt64)))
 }
 
 func (r Row) cores() string {

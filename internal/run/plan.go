@@ -21,7 +21,17 @@ type Asked struct {
 	Memory quantity.Bytes // of each GPU
 	Burst  int
 	GPUs   []string
+	// Weight, 1 to 1000, divides time that nobody is guaranteed; 0: as Cores.
+	Weight int
+	// Class is ClassNormal, or "", or ClassLatency.
+	Class string
 }
+
+// Classes of slices: those of the latency class go before the others, within their limits.
+const (
+	ClassNormal  = "normal"
+	ClassLatency = "latency"
+)
 
 // Validate checks what can be checked without a machine.
 func (a Asked) Validate() error {
@@ -39,8 +49,20 @@ func (a Asked) Validate() error {
 	case len(a.GPUs) > tenant.MaxDevices:
 		return fmt.Errorf("--gpu names %d GPUs; a slice has at most %d", len(a.GPUs), tenant.MaxDevices)
 	}
+	return a.validateTurns()
+}
+
+func (a Asked) validateTurns() error {
+	switch {
+	case a.Weight < 0 || a.Weight > weightMax:
+		return fmt.Errorf("--weight %d: 1 to %d", a.Weight, weightMax)
+	case a.Class != "" && a.Class != ClassNormal && a.Class != ClassLatency:
+		return fmt.Errorf("--class %s: %s or %s", a.Class, ClassLatency, ClassNormal)
+	}
 	return nil
 }
+
+const weightMax = 1000
 
 // count is the number of GPUs asked for.
 func (a Asked) count() int { return max(1, a.Cores/100, len(a.GPUs)) }
@@ -179,6 +201,7 @@ func one(asked Asked, g machine.GPU, have placement.GPU, nested bool) (state.GPU
 		d.Cores, d.CoresLimited = g.Outer.Cores, true
 	}
 	d.CoresCeiling = max(d.Cores, asked.Burst)
+	d.Weight, d.Latency = asked.Weight, asked.Class == ClassLatency
 	switch {
 	case memory > 0:
 		d.MemoryLimit, d.MemoryLimited = min(uint64(memory), uint64(have.Memory)), true
@@ -189,7 +212,7 @@ func one(asked Asked, g machine.GPU, have placement.GPU, nested bool) (state.GPU
 		d.MemoryLimit, d.MemoryLimited = uint64(max(have.FreeMemory, 0)), true
 	}
 	r := state.GPU{UUID: g.UUID, Index: g.Index, Name: g.Name, Cores: d.Cores, Burst: d.CoresCeiling, Memory: d.MemoryLimit,
-		ReservedCores: cores, ReservedMemory: uint64(memory)}
+		ReservedCores: cores, ReservedMemory: uint64(memory), Weight: d.Weight, Latency: d.Latency}
 	if cores >= placement.CoresWhole && memory == 0 {
 		r.ReservedMemory = uint64(have.Memory)
 	}

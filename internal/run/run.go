@@ -106,17 +106,21 @@ func Run(config Config) (*os.ProcessState, error) {
 		return nil, err
 	}
 	defer own.Release()
+	arbiter := takePart(config, m, own, layout)
 
 	cmd := &exec.Cmd{Path: path, Args: config.Command, Env: environment(config, m, layout, libraryPath),
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	// What the command leaves behind stays ours to see, until we end.
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	signals := supervise.Catch()
+	defer signals.Stop()
 	if strict {
 		err = sandbox.Start(cmd, sandbox.Cover(layout, libraryPath))
 	} else {
 		err = cmd.Start()
 	}
 	if err != nil {
+		arbiter.stop()
 		own.Remove()
 		var at *os.PathError
 		if errors.As(err, &at) {
@@ -124,18 +128,17 @@ func Run(config Config) (*os.ProcessState, error) {
 		}
 		return nil, &Status{Code: supervise.StartStatus(err), Err: err}
 	}
-	stopForward := supervise.Forward(cmd.Process)
-	defer stopForward()
-	return look(config, m, own, layout, cmd)
+	signals.Forward(cmd.Process)
+	return look(config, m, own, layout, cmd, arbiter)
 }
 
 // look supervises the running command to its end.
-func look(config Config, m *machine.Machine, own *state.Own, layout slice.Layout, cmd *exec.Cmd) (*os.ProcessState, error) {
+func look(config Config, m *machine.Machine, own *state.Own, layout slice.Layout, cmd *exec.Cmd, arbiter *candidate) (*os.ProcessState, error) {
 	child, _ := tenant.Find(cmd.Process.Pid)
 	driver, err := m.Driver(layout.BaseNVML)
 	var s *supervise.Supervisor
 	if err == nil {
-		s, err = supervise.New(supervise.Config{Slice: own, Driver: driver, Child: child, Warn: func(err error) {
+		s, err = supervise.New(supervise.Config{Slice: own, Driver: driver, Child: child, Arbiter: arbiter.use, Warn: func(err error) {
 			config.say("memory beyond allocations (contexts, modules) is not measured: %v", err)
 		}})
 	}
@@ -143,6 +146,8 @@ func look(config Config, m *machine.Machine, own *state.Own, layout slice.Layout
 		config.say("not supervised: %v", err)
 	}
 	_ = cmd.Wait()
+	// What it runs itself is not to be taken for what the command left behind.
+	arbiter.stop()
 	var over bool
 	if s != nil {
 		over = s.Stop(supervise.Descendants)
@@ -199,10 +204,6 @@ func reserve(config Config, m *machine.Machine, strict bool) (*state.Own, slice.
 		return nil, none, err
 	}
 	config.remark(reserved, limits, m.Parent)
-	if config.Asked.Burst > config.Asked.Cores {
-		config.say("--burst %d is recorded, but the slice is held to --cores %d until slices can share idle time",
-			config.Asked.Burst, config.Asked.Cores)
-	}
 	id := state.NewID()
 	info := state.Info{Name: config.name(), Command: config.Command, Started: time.Now(), Parent: m.Parent,
 		GPUs: reserved, Libraries: filepath.Join(libraries, id)}

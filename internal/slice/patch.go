@@ -73,6 +73,15 @@ func DepthOf(file []byte) int {
 	return -1
 }
 
+// PatchOurs writes into one of our library files where a tenant finds its slice and the driver, both
+// as the tenant's processes see them. It changes file in place.
+func PatchOurs(file []byte, sliceDir, driverDir string) error {
+	return patchOurs(file, sliceDir, driverDir, 0)
+}
+
+// PatchSim writes into a file of the simulated driver where its machine is. It changes file in place.
+func PatchSim(file []byte, dir string) error { return patchSim(file, dir) }
+
 func patchSim(file []byte, dir string) error {
 	return setField(file, simMark, dir, simField, 0, true)
 }

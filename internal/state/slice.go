@@ -24,6 +24,7 @@ type Own struct {
 	dir      *os.File
 	lock     *os.File
 	last     string
+	seen     unix.Stat_t // the record of the last change that was taken
 }
 
 // NewID returns a name for a slice directory.
@@ -66,7 +67,7 @@ func (o *Own) write(limits []tenant.Device) error {
 	if err != nil {
 		return err
 	}
-	if o.lock, err = o.create(infoFile); err != nil {
+	if o.lock, err = createIn(o.dir, infoFile); err != nil {
 		return err
 	}
 	if err := unix.FcntlFlock(o.lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: 1}); err != nil {
@@ -98,9 +99,9 @@ func (o *Own) makeDirectory() error {
 	return dir.Chmod(0o755)
 }
 
-// create makes a file of the slice that all can read.
-func (o *Own) create(name string) (*os.File, error) {
-	f, err := openIn(o.dir, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, 0o644)
+// createIn makes a file of a slice that all can read.
+func createIn(dir *os.File, name string) (*os.File, error) {
+	f, err := openIn(dir, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -136,15 +137,25 @@ func (o *Own) SetUse(u Use) {
 
 // replace puts a file in place at once.
 func (o *Own) replace(name string, data []byte) error {
-	fd, tmp := int(o.dir.Fd()), ".new"
+	return replaceIn(o.dir, name, ".new", data, os.Getuid())
+}
+
+// replaceIn puts a file of uid's in place at once; tmp is its name until then.
+func replaceIn(dir *os.File, name, tmp string, data []byte, uid int) error {
+	fd := int(dir.Fd())
 	if err := unix.Unlinkat(fd, tmp, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := o.create(tmp)
+	f, err := createIn(dir, tmp)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	if uid != os.Getuid() {
+		err = f.Chown(uid, -1)
+	}
+	if err == nil {
+		_, err = f.Write(data)
+	}
 	if e := f.Close(); err == nil {
 		err = e
 	}
@@ -174,7 +185,7 @@ func (o *Own) Remove() {
 	}
 	removeLibraries(o.Slice)
 	// Renamed by the owner of the registry: what is in its place is not ours to remove.
-	for _, name := range []string{infoFile, useFile, tenant.FileLimits, tenant.FileLedger} {
+	for _, name := range []string{infoFile, useFile, setFile, tenant.FileLimits, tenant.FileLedger} {
 		_ = unix.Unlinkat(int(o.dir.Fd()), name, 0)
 	}
 }

@@ -1,8 +1,9 @@
 // Package state is the registry of the slices on one machine: who reserved what on which GPU. For
 // real GPUs all users of the machine share it; a simulated machine's belongs to one user.
 //
-// A slice is a directory made by its owner: info.json (what was reserved, never changed), use.json
-// (who runs and what they use, replaced at once), limits and ledger (the owner's only). A
+// A slice is a directory made by its owner: info.json (what was reserved, never changed), set.json (what
+// it was changed to), use.json (who runs and what they use), the last two replaced at once, limits and
+// ledger (the owner's only). A
 // reservation is valid while its supervisor holds a write lock on info.json, which nobody else can
 // take, or while a process named in use.json or in the ledger lives. Decisions are taken under a
 // lock on one file that everybody can open; waiting for it is bounded.
@@ -20,6 +21,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,9 +42,12 @@ type GPU struct {
 	Memory         uint64 `json:"memory"`
 	ReservedCores  int    `json:"reserved_cores"`
 	ReservedMemory uint64 `json:"reserved_memory"`
+	Weight         int    `json:"weight,omitempty"`
+	Latency        bool   `json:"latency,omitempty"`
 }
 
-// Info is written once, when the slice is made.
+// Info is written once, when the slice is made. As it is read GPUs are those of the last Change, if there
+// was one.
 type Info struct {
 	Version int            `json:"version"`
 	Name    string         `json:"name"`
@@ -57,17 +62,65 @@ type Info struct {
 	Libraries string `json:"libraries"`
 }
 
-// GPUUse is what a slice used of one GPU.
+// GPUUse is what a slice uses of one GPU.
 type GPUUse struct {
 	Memory uint64 `json:"memory"`
 	// Cores in hundredths of the GPU, over the last second or so.
 	Cores float64 `json:"cores"`
+	Account
+}
+
+// Account is what a slice wanted and got of one GPU: what ps shows, and what is for metrics.
+type Account struct {
+	// Since the slice began, in ns: GPU time, and time that launches waited for a turn or for the limit,
+	// summed over threads.
+	GPUTimeNs   uint64 `json:"gpu_time_ns"`
+	ThrottledNs uint64 `json:"throttled_ns"`
+	// Launches are counted where they are metered; AllocsRefused for the memory limit.
+	Launches      uint64 `json:"launches"`
+	AllocsRefused uint64 `json:"allocations_refused"`
+	// Wanted and Got are over the last second, in hundredths of the GPU: the part of the time with work
+	// waiting or running, and the GPU time. nil where no arbiter serves the slice.
+	Wanted *float64 `json:"share_wanted,omitempty"`
+	Got    *float64 `json:"share_got,omitempty"`
+}
+
+// ReadAccount reads a device's from the slice's pages; leases may be nil.
+func ReadAccount(ledger *tenant.Ledger, leases *tenant.Leases, dev int) Account {
+	u := ledger.Usage(dev)
+	a := Account{GPUTimeNs: u.GPUTimeNs, ThrottledNs: u.ThrottledNs, Launches: u.Launches, AllocsRefused: u.AllocsRefused}
+	if leases == nil || !leases.Served(tenant.NowNs()) {
+		return a
+	}
+	if l, ok := leases.Get(dev); ok {
+		wanted, got := float64(l.Wanted)/100, float64(l.Got)/100
+		a.Wanted, a.Got = &wanted, &got
+	}
+	return a
+}
+
+// Arbiter is what the run says that is its user's arbiter.
+type Arbiter struct {
+	PID    int       `json:"pid"`
+	Since  time.Time `json:"since"`
+	Slices int       `json:"slices"`
+	// Turns that were given when a bell rang, and how long it took from the arbiter's waking up to the
+	// lease that says so, in ns.
+	Handovers   uint64 `json:"handovers"`
+	HandoverP50 int64  `json:"handover_p50_ns"`
+	HandoverP99 int64  `json:"handover_p99_ns"`
+	// The same from the moment that a process asked, waking up included, where it was answered at once.
+	Requests   uint64 `json:"requests"`
+	RequestP50 int64  `json:"request_p50_ns"`
+	RequestP99 int64  `json:"request_p99_ns"`
 }
 
 // Use is kept up to date by the supervisor, for others.
 type Use struct {
 	Processes []tenant.Process `json:"processes"`
 	GPUs      []GPUUse         `json:"gpus"`
+	// Arbiter is there while the slice's run is the arbiter.
+	Arbiter *Arbiter `json:"arbiter,omitempty"`
 }
 
 // Slice is an entry of the registry.
@@ -77,6 +130,8 @@ type Slice struct {
 	Use     Use
 	UID     int
 	Alive   bool
+	// Supervised is true while its supervisor lives.
+	Supervised bool
 	// Mine is true when the caller owns it.
 	Mine bool
 }
@@ -92,6 +147,7 @@ func (s Slice) User() string {
 const (
 	infoFile = "info.json"
 	useFile  = "use.json"
+	setFile  = "set.json"
 	fileMax  = 256 << 10
 	version  = 1
 	// Bounds of what is recorded, in bytes.
@@ -155,6 +211,9 @@ func (r *Registry) read(id string) (Slice, bool) {
 	if decode(f, &s.Info) != nil || !valid(s.Info) {
 		return s, false
 	}
+	if c, err := readChange(dir, uid); err == nil && c.fits(s.Info.GPUs) {
+		s.Info.GPUs = c.GPUs
+	}
 	if u, err := openPlain(dir, useFile, uid); err == nil {
 		if decode(u, &s.Use) != nil {
 			s.Use = Use{}
@@ -162,7 +221,8 @@ func (r *Registry) read(id string) (Slice, bool) {
 		_ = u.Close()
 	}
 	s.Use.bound()
-	s.Alive = writeLocked(f) || s.processAlive() || (s.Mine || os.Getuid() == 0) && ledgerInUse(dir)
+	s.Supervised = writeLocked(f)
+	s.Alive = s.Supervised || s.processAlive() || (s.Mine || os.Getuid() == 0) && ledgerInUse(dir)
 	return s, true
 }
 
@@ -215,13 +275,13 @@ func valid(i Info) bool {
 		i.Started.Year() < 1970 || i.Started.Year() > 9000 || size(i.Command) > 2*commandMax || i.Parent != "" && !idPattern.MatchString(i.Parent) {
 		return false
 	}
-	for _, g := range i.GPUs {
-		if g.ReservedCores < 0 || g.ReservedCores > 100 || g.ReservedMemory > 1<<46 || len(g.UUID) > 64 || len(g.Name) > 128 ||
-			g.Cores < 0 || g.Cores > 100 || g.Burst < 0 || g.Burst > 100 || g.Index < 0 || g.Index > 1<<16 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(i.GPUs, func(g GPU) bool { return !g.valid() })
+}
+
+func (g GPU) valid() bool {
+	return g.ReservedCores >= 0 && g.ReservedCores <= 100 && g.ReservedMemory <= 1<<46 && len(g.UUID) <= 64 && len(g.Name) <= 128 &&
+		g.Cores >= 0 && g.Cores <= 100 && g.Burst >= 0 && g.Burst <= 100 && g.Index >= 0 && g.Index <= 1<<16 &&
+		g.Weight >= 0 && g.Weight <= 1000
 }
 
 // bound takes from a record of use what cannot be.
@@ -230,9 +290,16 @@ func (u *Use) bound() {
 	u.GPUs = u.GPUs[:min(len(u.GPUs), tenant.MaxDevices)]
 	for i := range u.GPUs {
 		g := &u.GPUs[i]
-		g.Cores, g.Memory = min(max(g.Cores, 0), 1000), min(g.Memory, 1<<46)
+		g.Cores, g.Memory = percent(g.Cores), min(g.Memory, 1<<46)
+		for _, share := range []*float64{g.Wanted, g.Got} {
+			if share != nil {
+				*share = percent(*share)
+			}
+		}
 	}
 }
+
+func percent(v float64) float64 { return min(max(v, 0), 1000) }
 
 // shorten keeps a command line to what people read of it.
 func shorten(words []string) []string {

@@ -14,32 +14,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forward passes the signals that are sent to this process on to the child until stop is called.
-// The child is in our process group, so what the terminal sends reaches it by itself and is only
-// swallowed here.
-func Forward(child *os.Process) (stop func()) {
-	signals := make(chan os.Signal, 16)
-	for _, s := range []os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM} {
+// Signals passes the signals that are sent to this process on to a child. They are caught before the child
+// starts, so that none ends this process and leaves the child alone.
+type Signals struct {
+	caught chan os.Signal
+	over   chan struct{}
+}
+
+// Catch catches them from now on, until Stop.
+func Catch() *Signals {
+	s := &Signals{caught: make(chan os.Signal, 16), over: make(chan struct{})}
+	for _, sig := range []os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM} {
 		// An ignored signal stays ignored (nohup).
-		if !signal.Ignored(s) {
-			signal.Notify(signals, s)
+		if !signal.Ignored(sig) {
+			signal.Notify(s.caught, sig)
 		}
 	}
-	done := make(chan struct{})
+	return s
+}
+
+// Forward passes on what came before the child was there, and what comes. The child is in our process
+// group, so what the terminal sends reaches it by itself from now on and is only swallowed here.
+func (s *Signals) Forward(child *os.Process) {
+	for len(s.caught) > 0 {
+		_ = child.Signal(<-s.caught)
+	}
 	go func() {
 		for {
 			select {
-			case s := <-signals:
-				fromTerminal := (s == unix.SIGINT || s == unix.SIGQUIT) && inForeground()
+			case sig := <-s.caught:
+				fromTerminal := (sig == unix.SIGINT || sig == unix.SIGQUIT) && inForeground()
 				if !fromTerminal {
-					_ = child.Signal(s)
+					_ = child.Signal(sig)
 				}
-			case <-done:
+			case <-s.over:
 				return
 			}
 		}
 	}()
-	return func() { signal.Stop(signals); close(done) }
+}
+
+// Stop ends it.
+func (s *Signals) Stop() {
+	signal.Stop(s.caught)
+	close(s.over)
 }
 
 // inForeground is true when a terminal's keys send signals to our process group.
@@ -68,13 +86,28 @@ func Exit(state *os.ProcessState) {
 func die(sig syscall.Signal) {
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	var dfl struct {
-		handler, flags, restorer uintptr
-		mask                     uint64
-	}
-	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&dfl)), 0, 8, 0, 0)
+	setAction(sig, &action{})
 	_ = unix.Kill(os.Getpid(), sig)
 	time.Sleep(100 * time.Millisecond)
+}
+
+// StopSelf stops this process as the terminal would have, had the signal not been caught (os/signal cannot
+// take its handler back), and returns when it is continued.
+func StopSelf() {
+	caught := setAction(unix.SIGTSTP, &action{})
+	_ = unix.Kill(os.Getpid(), unix.SIGTSTP)
+	setAction(unix.SIGTSTP, &caught)
+}
+
+// action is the kernel's struct sigaction on x86-64 and arm64; zero is the default action.
+type action struct {
+	handler, flags, restorer uintptr
+	mask                     uint64
+}
+
+func setAction(sig syscall.Signal, to *action) (before action) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(to)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
+	return before
 }
 
 // StartStatus is the exit status of a shell for a command that cannot be started.

@@ -9,11 +9,11 @@ import (
 // lowest of them counts.
 const unstableMax = 8
 
-// meter turns NVML's figures into what the driver took beyond the ledger's charges (contexts,
+// Meter turns NVML's figures into what the driver took beyond the ledger's charges (contexts,
 // modules), per device. NVML and the ledger are not read at one instant, so a sample counts only
 // when the process's charge did not change around it; the figure is raised at once and lowered
 // after two equal samples. Pure: no clock, no input or output.
-type meter struct {
+type Meter struct {
 	procs map[meterKey]*procMeter
 	last  map[meterKey]tenant.SlotUse
 }
@@ -32,13 +32,14 @@ type procMeter struct {
 	unstable                  int
 }
 
-func newMeter() *meter {
-	return &meter{procs: map[meterKey]*procMeter{}, last: map[meterKey]tenant.SlotUse{}}
+// NewMeter returns one that knows of no process.
+func NewMeter() *Meter {
+	return &Meter{procs: map[meterKey]*procMeter{}, last: map[meterKey]tenant.SlotUse{}}
 }
 
-// sample takes one report of NVML, keyed by UUID and process, and the ledger's slots read after it.
+// Sample takes one report of NVML, keyed by UUID and process, and the ledger's slots read after it.
 // It returns the overhead of each device of the slice.
-func (m *meter) sample(uuids []string, report gpu.Report, slots []tenant.SlotInfo) []int64 {
+func (m *Meter) Sample(uuids []string, report gpu.Report, slots []tenant.SlotInfo) []int64 {
 	out := make([]int64, len(uuids))
 	seen := map[meterKey]bool{}
 	for dev, uuid := range uuids {
@@ -85,7 +86,7 @@ func usedByPID(report gpu.Report, uuid string) map[int]uint64 {
 }
 
 // one takes a sample of one process on one device.
-func (m *meter) one(key meterKey, nvml uint64, use tenant.SlotUse) {
+func (m *Meter) one(key meterKey, nvml uint64, use tenant.SlotUse) {
 	before, known := m.last[key]
 	if !known {
 		return

@@ -33,18 +33,18 @@ func TestMeter(t *testing.T) {
 		"imports are their creator's": {
 			{700, 400, 400, 200, 1, 0}, {700, 400, 400, 200, 1, 100}, {450, 400, 400, 200, 2, 100}},
 	} {
-		m := newMeter()
+		m := NewMeter()
 		for i, l := range lines {
 			used := l.nvml * mi
 			report := gpu.Report{Devices: []gpu.Device{{UUID: "other", Processes: []gpu.Process{{PID: 7, Used: new(uint64)}}},
 				{UUID: "GPU-1", Processes: []gpu.Process{{PID: 7, Used: &used}, {PID: 8, Used: nil}}}}}
 			slot := tenant.SlotInfo{Index: 1, Process: tenant.Process{PID: 7, Start: 1}}
 			slot.Dev[0] = tenant.SlotUse{Op: l.op, Charged: l.charged * mi, Context: l.context * mi, Imported: l.imported * mi}
-			if got := m.sample([]string{"GPU-1"}, report, []tenant.SlotInfo{slot})[0]; got != l.want*mi {
+			if got := m.Sample([]string{"GPU-1"}, report, []tenant.SlotInfo{slot})[0]; got != l.want*mi {
 				t.Errorf("%s: sample %d gives %d MiB, want %d", name, i, got/mi, l.want)
 			}
 		}
-		if got := m.sample([]string{"GPU-1"}, gpu.Report{}, nil)[0]; got != 0 || len(m.procs) != 0 {
+		if got := m.Sample([]string{"GPU-1"}, gpu.Report{}, nil)[0]; got != 0 || len(m.procs) != 0 {
 			t.Errorf("%s: %d bytes remain of a process that is gone", name, got)
 		}
 	}
@@ -52,14 +52,14 @@ func TestMeter(t *testing.T) {
 
 // A process that allocates all the time is measured too, by the lowest sample.
 func TestMeterUnstable(t *testing.T) {
-	m := newMeter()
+	m := NewMeter()
 	var got int64
 	for i := range uint64(20) {
 		used := (500 + i%3*50) * mi
 		report := gpu.Report{Devices: []gpu.Device{{UUID: "GPU-1", Processes: []gpu.Process{{PID: 7, Used: &used}}}}}
 		slot := tenant.SlotInfo{Index: 1, Process: tenant.Process{PID: 7, Start: 1}}
 		slot.Dev[0] = tenant.SlotUse{Op: i, Charged: 400 * mi, Context: 400 * mi}
-		got = m.sample([]string{"GPU-1"}, report, []tenant.SlotInfo{slot})[0]
+		got = m.Sample([]string{"GPU-1"}, report, []tenant.SlotInfo{slot})[0]
 	}
 	if got != 100*mi {
 		t.Errorf("%d MiB, want 100", got/mi)

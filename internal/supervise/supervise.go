@@ -24,6 +24,8 @@ type Config struct {
 	Child  tenant.Process
 	// Warn gets at most one line, when memory beyond the ledger cannot be measured.
 	Warn func(error)
+	// Arbiter tells what is published of the arbiter that this process is; nil, or its result: it is none.
+	Arbiter func() *state.Arbiter
 }
 
 // Supervisor looks after one slice until Stop.
@@ -31,13 +33,15 @@ type Supervisor struct {
 	config Config
 	ledger *tenant.Ledger
 	limits *tenant.Limits
+	leases *tenant.Leases // nil: cannot be read
 	uuids  []string
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
 	lastUsage time.Time
 	lastTime  []uint64
-	cores     []float64
+	gpus      []state.GPUUse
+	arbiter   *state.Arbiter
 }
 
 // New opens the slice's files and starts.
@@ -51,10 +55,12 @@ func New(config Config) (*Supervisor, error) {
 		s.ledger.Close()
 		return nil, err
 	}
+	s.leases, _ = tenant.OpenLeasesIn(config.Slice.Directory())
+	s.change()
 	for _, g := range config.Slice.Info.GPUs {
 		s.uuids = append(s.uuids, g.UUID)
 	}
-	s.lastTime, s.cores = make([]uint64, len(s.uuids)), make([]float64, len(s.uuids))
+	s.lastTime, s.gpus = make([]uint64, len(s.uuids)), make([]state.GPUUse, len(s.uuids))
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	s.limits.Beat()
@@ -73,6 +79,7 @@ func (s *Supervisor) loop(ctx context.Context) {
 			return
 		case now := <-t.C:
 			s.limits.Beat()
+			s.change()
 			reapOrphans(s.config.Child.PID)
 			s.ledger.Reclaim()
 			s.publish(now, nil)
@@ -80,9 +87,18 @@ func (s *Supervisor) loop(ctx context.Context) {
 	}
 }
 
+// change follows what the slice was changed to.
+func (s *Supervisor) change() {
+	to, ok := s.config.Slice.Changed()
+	if !ok || s.limits.Set(to.Limits) != nil {
+		return
+	}
+	s.ledger.Ring() // the arbiter need not wait for its next look
+}
+
 // watch measures. In its own PID namespace NVML's numbers are the slots' own.
 func (s *Supervisor) watch(ctx context.Context) {
-	m := newMeter()
+	m := NewMeter()
 	err := s.config.Driver.Watch(ctx, tick, func(r gpu.Report) {
 		slots := s.ledger.Slots()
 		for i := range slots {
@@ -91,7 +107,7 @@ func (s *Supervisor) watch(ctx context.Context) {
 				s.ledger.SetHostPID(slots[i].Index, slots[i].PID)
 			}
 		}
-		for dev, bytes := range m.sample(s.uuids, r, slots) {
+		for dev, bytes := range m.Sample(s.uuids, r, slots) {
 			s.ledger.SetOverhead(dev, bytes)
 		}
 	})
@@ -108,23 +124,35 @@ func (s *Supervisor) publish(now time.Time, left []tenant.Process) {
 			use.Processes = append(use.Processes, slot.Process)
 		}
 	}
+	s.measure(now)
+	use.GPUs, use.Arbiter = s.gpus, s.arbiter
+	s.config.Slice.SetUse(use)
+}
+
+// measure brings the figures up to date: memory at once, the others about once a second, so that a slice
+// is not written about all the time.
+func (s *Supervisor) measure(now time.Time) {
 	passed := now.Sub(s.lastUsage)
 	fresh := passed >= usage
-	for dev := range s.uuids {
-		u := s.ledger.Usage(dev)
-		if fresh && !s.lastUsage.IsZero() {
-			s.cores[dev] = CoresUsed(s.lastTime[dev], u.GPUTimeNs, passed)
+	for dev := range s.gpus {
+		g := &s.gpus[dev]
+		g.Memory = s.ledger.Usage(dev).Memory
+		if !fresh {
+			continue
 		}
-		if fresh {
-			s.lastTime[dev] = u.GPUTimeNs
+		g.Account = state.ReadAccount(s.ledger, s.leases, dev)
+		if !s.lastUsage.IsZero() {
+			g.Cores = CoresUsed(s.lastTime[dev], g.GPUTimeNs, passed)
 		}
-		// Rounded, so that an idle slice writes nothing.
-		use.GPUs = append(use.GPUs, state.GPUUse{Memory: u.Memory, Cores: s.cores[dev]})
+		s.lastTime[dev] = g.GPUTimeNs
 	}
-	if fresh {
-		s.lastUsage = now
+	if !fresh {
+		return
 	}
-	s.config.Slice.SetUse(use)
+	s.lastUsage = now
+	if s.config.Arbiter != nil {
+		s.arbiter = s.config.Arbiter()
+	}
 }
 
 // CoresUsed is GPU time over time, in hundredths of a GPU, to one decimal.
@@ -155,5 +183,8 @@ func (s *Supervisor) Stop(leftBehind func() []tenant.Process) bool {
 	s.publish(time.Now(), left)
 	s.ledger.Close()
 	s.limits.Close()
+	if s.leases != nil {
+		s.leases.Close()
+	}
 	return over
 }

@@ -6,9 +6,10 @@ package tenant
 
 // Mirror of include/tranche_abi.h; TestABI compares every size, offset and constant.
 const (
-	abiVersion  = 1
+	abiVersion  = 2
 	limitsMagic = 0x5354494d494c5254
 	ledgerMagic = 0x524547444c5254
+	leasesMagic = 0x53455341454c5254
 
 	MaxDevices = 16
 	MaxProcs   = 1024
@@ -25,6 +26,16 @@ const (
 	flagMemoryLimited = 1
 	flagCoresLimited  = 2
 	flagBurst         = 4
+	flagLatency       = 8
+
+	leaseRequired  = 1
+	grantLocal     = 1
+	grantContinues = 2
+	leasesOffset   = 4096
+
+	// BeatNs is how often the arbiter gives a sign of life; BeatStaleNs without one: it is dead.
+	BeatNs      = 20_000_000
+	BeatStaleNs = 200_000_000
 
 	// Unit is the granule of account words in bytes.
 	Unit       = 4096
@@ -48,7 +59,7 @@ const (
 	RpathField = 256
 )
 
-const limitsFileSize = 4096
+const limitsFileSize = 8192
 
 type limitsDev struct {
 	uuid         [uuidLen]byte
@@ -57,7 +68,7 @@ type limitsDev struct {
 	cores        uint32
 	coresCeiling uint32
 	flags        uint32
-	reserved0    uint32
+	weight       uint32
 	reserved     [6]uint64
 }
 
@@ -72,6 +83,38 @@ type limitsPage struct {
 	name        [nameLen]byte
 	reserved    [19]uint64
 	dev         [MaxDevices]limitsDev
+}
+
+type grant struct {
+	seq        uint64
+	slot       uint32
+	flags      uint32
+	startNs    int64
+	endNs      int64
+	sinceNs    int64
+	inFlightNs int64
+}
+
+type lease struct {
+	word        uint32
+	flags       uint32
+	grant       [2]grant
+	eligibleNs  int64
+	tat         int64
+	gpuTimeNs   uint64
+	shareWanted uint32
+	shareGot    uint32
+	grants      uint64
+	reserved    [12]uint64
+}
+
+type leasesPage struct {
+	magic      uint64
+	beatNs     int64
+	arbiterPid uint32
+	metered    uint32
+	reserved   [5]uint64
+	lease      [MaxDevices]lease
 }
 
 type account struct {
@@ -95,6 +138,16 @@ type slotDev struct {
 	imported  uint64
 	context   uint64
 	gpuTimeNs uint64
+
+	inFlight     uint32
+	waiting      uint32
+	waitingSince int64
+	pendingNs    int64
+	workEndNs    int64
+	lastEndNs    int64
+	longestNs    int64
+	closedSeq    uint64
+	firstNs      int64
 }
 
 type slot struct {
@@ -115,13 +168,16 @@ type coverage struct {
 }
 
 type ledgerPage struct {
-	magic    uint64
-	version  uint32
-	size     uint32
-	nSlots   uint32
-	nextSlot uint32
-	reserved [13]uint64
-	account  [MaxDevices]account
-	slot     [MaxProcs]slot
-	coverage [MaxDevices][coverWords]uint64
+	magic     uint64
+	version   uint32
+	size      uint32
+	nSlots    uint32
+	nextSlot  uint32
+	bell      uint32
+	reserved0 uint32
+	clients   [MaxProcs / 64]uint64
+	reserved  [28]uint64
+	account   [MaxDevices]account
+	slot      [MaxProcs]slot
+	coverage  [MaxDevices][coverWords]uint64
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -23,9 +23,10 @@ const (
 // Ledger is a mapped usage ledger. Its methods may be called from several goroutines and while
 // the tenant's processes write; Reclaim only from one goroutine at a time.
 type Ledger struct {
-	page *ledgerPage
-	mem  []byte
-	file *os.File
+	page  *ledgerPage
+	mem   []byte
+	file  *os.File
+	hosts *Hosts // nil: processes of other PID namespaces are not judged
 }
 
 // CreateLedger makes an empty ledger in dir.
@@ -60,9 +61,16 @@ func openLedger(dir place) (*Ledger, error) {
 	}
 	l := &Ledger{page: (*ledgerPage)(unsafe.Pointer(&mem[0])), mem: mem, file: f}
 	p := l.page
-	if p.magic != ledgerMagic || p.version != abiVersion || p.size != uint32(unsafe.Sizeof(*p)) || p.nSlots != MaxProcs {
+	var valid bool
+	err = Guard(func() {
+		valid = p.magic == ledgerMagic && p.version == abiVersion && p.size == uint32(unsafe.Sizeof(*p)) && p.nSlots == MaxProcs
+	})
+	if err == nil && !valid {
+		err = fmt.Errorf("%s is damaged or of another version", f.Name())
+	}
+	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("%s is damaged or of another version", f.Name())
+		return nil, err
 	}
 	return l, nil
 }
@@ -77,6 +85,10 @@ func (l *Ledger) Close() {
 type Usage struct {
 	// Memory in bytes with the measured overhead, as the limit is held against it.
 	Memory uint64
+	// Charged is what processes charged, Overhead the measured rest of Memory, negative where a context was
+	// charged too high; bytes.
+	Charged  uint64
+	Overhead int64
 	// GPUTimeNs is GPU time of all processes since the slice began.
 	GPUTimeNs, ThrottledNs, Launches, AllocsRefused uint64
 }
@@ -84,8 +96,9 @@ type Usage struct {
 // Usage reads the account of one device of the slice.
 func (l *Ledger) Usage(dev int) Usage {
 	a := &l.page.account[dev]
+	charged, overhead := amount(atomic.LoadUint64(&a.word))*Unit, atomic.LoadInt64(&a.overhead)
 	return Usage{
-		Memory:    withOverhead(amount(atomic.LoadUint64(&a.word))*Unit, atomic.LoadInt64(&a.overhead)),
+		Memory: withOverhead(charged, overhead), Charged: charged, Overhead: overhead,
 		GPUTimeNs: atomic.LoadUint64(&a.gpuTimeNs), ThrottledNs: atomic.LoadUint64(&a.throttledNs),
 		Launches: atomic.LoadUint64(&a.launches), AllocsRefused: atomic.LoadUint64(&a.allocsRefused),
 	}
@@ -118,7 +131,7 @@ type SlotInfo struct {
 // Slots lists the processes in the ledger, dead ones that were not reclaimed yet included.
 func (l *Ledger) Slots() []SlotInfo {
 	var out []SlotInfo
-	for i := 1; i < MaxProcs; i++ {
+	for i := 1; i <= l.everUsed(); i++ {
 		s := &l.page.slot[i]
 		if atomic.LoadUint32(&s.state) != slotUsed {
 			continue
@@ -136,6 +149,34 @@ func (l *Ledger) Slots() []SlotInfo {
 	return out
 }
 
+// Claims counts the claims of slots since the ledger was made. The tenant can write it.
+func (l *Ledger) Claims() uint32 { return atomic.LoadUint32(&l.page.nextSlot) }
+
+// everUsed is the highest slot that can have been used: claims take slots in turn. What is beyond is not
+// touched, so a ledger with few processes costs little memory. A tenant that lies here hides its own
+// processes, as it could by their slots' state.
+func (l *Ledger) everUsed() int { return int(min(l.Claims(), MaxProcs-1)) }
+
+// Trim cuts the ledger's file back to its size; true if somebody had made it longer.
+func (l *Ledger) Trim() bool {
+	info, err := l.file.Stat()
+	return err == nil && info.Size() > int64(len(l.mem)) && l.file.Truncate(int64(len(l.mem))) == nil
+}
+
+// SetHosts makes processes of other PID namespaces judged, by where hosts finds them.
+func (l *Ledger) SetHosts(hosts *Hosts) { l.hosts = hosts }
+
+// HostOf is the number here of a process of the ledger; false: not known, or not yet.
+func (l *Ledger) HostOf(s SlotInfo) (int, bool) {
+	switch {
+	case s.PIDNS == PIDNamespace():
+		return s.PID, true
+	case l.hosts != nil:
+		return l.hosts.Find(s.PIDNS, s.Process)
+	}
+	return 0, false
+}
+
 // SetHostPID stores the process's number as NVML shows it.
 func (l *Ledger) SetHostPID(index, pid int) {
 	atomic.StoreUint32(&l.page.slot[index].hostPid, uint32(pid))
@@ -143,23 +184,14 @@ func (l *Ledger) SetHostPID(index, pid int) {
 
 // InUse is true while a process of the ledger lives, or holds its slot, or cannot be judged. Root asks
 // it of other users' ledgers, which their owners may cut short meanwhile: that is no crash of ours.
-func (l *Ledger) InUse() (used bool) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		switch fault := recover().(type) {
-		case nil:
-		case interface{ Addr() uintptr }:
-			used = true
-		default:
-			panic(fault)
-		}
-	}()
-	for _, s := range l.Slots() {
-		if l.held(s.Index) || s.PIDNS != PIDNamespace() || !s.Gone() {
-			return true
-		}
-	}
-	return false
+func (l *Ledger) InUse() bool {
+	used := false
+	err := Guard(func() {
+		used = slices.ContainsFunc(l.Slots(), func(s SlotInfo) bool {
+			return l.held(s.Index) || !l.gone(s.Index)
+		})
+	})
+	return used || err != nil
 }
 
 func amount(w uint64) uint64 { return w & amountMask }

@@ -24,6 +24,10 @@ type Device struct {
 	Cores        int
 	CoresLimited bool
 	CoresCeiling int
+	// Latency class: goes before others, within its limit.
+	Latency bool
+	// Weight of the slice where time that nobody is guaranteed is divided, 1 to 1000; 0: as Cores.
+	Weight int
 }
 
 // Limits is a mapped limits page. One writer: the supervisor.
@@ -54,6 +58,7 @@ func createLimits(dir place, name string, devices []Device) (*Limits, error) {
 	l.page.version, l.page.size = abiVersion, uint32(unsafe.Sizeof(limitsPage{}))
 	copy(l.page.name[:nameLen-1], name)
 	l.page.generation = 2
+	(*leasesPage)(unsafe.Pointer(&mem[leasesOffset])).magic = leasesMagic
 	if err := l.Set(devices); err != nil {
 		return nil, err
 	}
@@ -63,6 +68,9 @@ func createLimits(dir place, name string, devices []Device) (*Limits, error) {
 
 // OpenLimits maps an existing limits file for reading.
 func OpenLimits(dir string) (*Limits, error) { return openLimits(at(dir), false) }
+
+// OpenLimitsIn is OpenLimits in an open directory.
+func OpenLimitsIn(dir *os.File) (*Limits, error) { return openLimits(in(dir), false) }
 
 // OpenLimitsWriterIn maps the limits file of an open directory for its writer, the supervisor.
 func OpenLimitsWriterIn(dir *os.File) (*Limits, error) { return openLimits(in(dir), true) }
@@ -75,10 +83,17 @@ func openLimits(dir place, write bool) (*Limits, error) {
 	_ = f.Close()
 	l := &Limits{page: (*limitsPage)(unsafe.Pointer(&mem[0])), mem: mem}
 	p := l.page
-	if p.magic != limitsMagic || p.version != abiVersion || p.size != uint32(unsafe.Sizeof(*p)) ||
-		p.nDevices < 1 || p.nDevices > MaxDevices {
+	var valid bool
+	err = Guard(func() {
+		valid = p.magic == limitsMagic && p.version == abiVersion && p.size == uint32(unsafe.Sizeof(*p)) &&
+			p.nDevices >= 1 && p.nDevices <= MaxDevices
+	})
+	if err == nil && !valid {
+		err = fmt.Errorf("%s is damaged or of another version", f.Name())
+	}
+	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("%s is damaged or of another version", f.Name())
+		return nil, err
 	}
 	return l, nil
 }
@@ -92,17 +107,26 @@ func (l *Limits) Set(devices []Device) error {
 	}
 	before := atomic.LoadUint64(&l.page.generation) &^ 1
 	atomic.StoreUint64(&l.page.generation, before+1)
-	l.page.nDevices = uint32(len(devices))
+	atomic.StoreUint32(&l.page.nDevices, uint32(len(devices)))
 	for i, d := range devices {
-		l.page.dev[i] = encode(d)
+		from := encode(d)
+		for w, v := range words(&from) {
+			atomic.StoreUint64(&words(&l.page.dev[i])[w], v)
+		}
 	}
 	atomic.StoreUint64(&l.page.generation, before+2)
+	tellMetered(l.mem)
 	return nil
 }
 
+// words is a device's entry as the atomic words that it is read and written by.
+func words(d *limitsDev) *[limitsDevWords]uint64 { return (*[limitsDevWords]uint64)(unsafe.Pointer(d)) }
+
+const limitsDevWords = unsafe.Sizeof(limitsDev{}) / 8
+
 func encode(d Device) limitsDev {
 	out := limitsDev{memoryLimit: d.MemoryLimit, contextBytes: d.ContextBytes,
-		cores: uint32(d.Cores), coresCeiling: uint32(max(d.Cores, d.CoresCeiling))}
+		cores: uint32(d.Cores), coresCeiling: uint32(max(d.Cores, d.CoresCeiling)), weight: uint32(d.Weight)}
 	copy(out.uuid[:], d.UUID)
 	if d.MemoryLimited {
 		out.flags |= flagMemoryLimited
@@ -113,6 +137,9 @@ func encode(d Device) limitsDev {
 	if d.CoresLimited && d.CoresCeiling > d.Cores {
 		out.flags |= flagBurst
 	}
+	if d.Latency {
+		out.flags |= flagLatency
+	}
 	return out
 }
 
@@ -120,10 +147,14 @@ func encode(d Device) limitsDev {
 func (l *Limits) Devices() ([]Device, error) {
 	for range 1000 {
 		before := atomic.LoadUint64(&l.page.generation)
-		n := min(int(l.page.nDevices), MaxDevices)
+		n := min(int(atomic.LoadUint32(&l.page.nDevices)), MaxDevices)
 		devices := make([]Device, n)
 		for i := range devices {
-			devices[i] = decode(&l.page.dev[i])
+			var d limitsDev
+			for w := range words(&d) {
+				words(&d)[w] = atomic.LoadUint64(&words(&l.page.dev[i])[w])
+			}
+			devices[i] = decode(&d)
 		}
 		if before&1 == 0 && atomic.LoadUint64(&l.page.generation) == before {
 			return devices, nil
@@ -137,8 +168,12 @@ func decode(d *limitsDev) Device {
 		UUID: text(d.uuid[:]), MemoryLimit: d.memoryLimit, ContextBytes: d.contextBytes,
 		MemoryLimited: d.flags&flagMemoryLimited != 0, CoresLimited: d.flags&flagCoresLimited != 0,
 		Cores: int(d.cores), CoresCeiling: int(d.coresCeiling),
+		Latency: d.flags&flagLatency != 0, Weight: int(d.weight),
 	}
 }
+
+// Generation changes with every Set.
+func (l *Limits) Generation() uint64 { return atomic.LoadUint64(&l.page.generation) }
 
 func text(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {

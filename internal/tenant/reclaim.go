@@ -32,29 +32,46 @@ func (l *Ledger) process(index int) Process {
 	return Process{PID: int(atomic.LoadUint32(&s.pid)), Start: atomic.LoadUint64(&s.starttime)}
 }
 
-// dead is true of a used slot whose process certainly is gone; it can be judged only in the same
-// PID namespace.
+// dead is true of a used slot whose process certainly is gone.
 func (l *Ledger) dead(index int) bool {
-	s := &l.page.slot[index]
-	return atomic.LoadUint32(&s.state) == slotUsed && atomic.LoadUint64(&s.pidns) == PIDNamespace() &&
-		l.process(index).Gone()
+	return atomic.LoadUint32(&l.page.slot[index].state) == slotUsed && l.gone(index)
+}
+
+// gone is true when the slot's process certainly is gone. Of another PID namespace it can be judged only with
+// Hosts.
+func (l *Ledger) gone(index int) bool {
+	ns := atomic.LoadUint64(&l.page.slot[index].pidns)
+	if ns == PIDNamespace() {
+		return l.process(index).Gone()
+	}
+	return l.hosts != nil && l.hosts.Gone(ns, l.process(index))
 }
 
 // Reclaim gives back what processes held that are gone (zombie or no more, and nobody holds their
 // file lock). It returns the number of slots freed.
 func (l *Ledger) Reclaim() int {
 	freed := 0
-	for i := 1; i < MaxProcs; i++ {
-		if atomic.LoadUint32(&l.page.slot[i].state) != slotUsed || l.held(i) || !l.dead(i) || !l.tryLock(i) {
-			continue
-		}
-		if atomic.LoadUint32(&l.page.slot[i].state) == slotUsed && l.dead(i) && l.clear(i) {
+	for i := 1; i <= l.everUsed(); i++ {
+		if l.ReclaimSlot(i) {
 			freed++
 		}
-		l.unlock(i)
 	}
 	l.settleOrphans()
 	return freed
+}
+
+// ReclaimSlot is Reclaim for one process; true when it was gone. The arbiter is told.
+func (l *Ledger) ReclaimSlot(index int) bool {
+	s := &l.page.slot[index]
+	if atomic.LoadUint32(&s.state) != slotUsed || l.held(index) || !l.dead(index) || !l.tryLock(index) {
+		return false
+	}
+	defer l.unlock(index)
+	if atomic.LoadUint32(&s.state) != slotUsed || !l.dead(index) || !l.clear(index) {
+		return false
+	}
+	l.Ring()
+	return true
 }
 
 // clear gives back all that a dead process held. The caller holds the slot's file lock. False: not
@@ -78,7 +95,14 @@ func (l *Ledger) clear(index int) bool {
 		atomic.StoreUint64(&sd.exported, 0)
 		atomic.StoreUint64(&sd.context, 0)
 		atomic.StoreUint64(&sd.gpuTimeNs, 0)
+		atomic.StoreUint32(&sd.inFlight, 0)
+		atomic.StoreUint32(&sd.waiting, 0)
+		for _, p := range []*int64{&sd.waitingSince, &sd.pendingNs, &sd.workEndNs, &sd.longestNs} {
+			atomic.StoreInt64(p, 0)
+		}
+		atomic.StoreUint64(&sd.closedSeq, 0)
 	}
+	atomic.AndUint64(&l.page.clients[index/64], ^(uint64(1) << (index % 64)))
 	// Free first: a reclaimer that dies here leaves a free slot, not one of nobody.
 	atomic.StoreUint32(&s.state, slotFree)
 	atomic.StoreUint32(&s.pid, 0)
@@ -120,12 +144,12 @@ func (l *Ledger) lockOrphans() bool {
 // imports is what living processes hold of others' memory on a device.
 func (l *Ledger) imports(dev int) uint64 {
 	var sum uint64
-	for i := 1; i < MaxProcs; i++ {
+	for i := 1; i <= l.everUsed(); i++ {
 		s := &l.page.slot[i]
 		if atomic.LoadUint32(&s.state) != slotUsed {
 			continue
 		}
-		if n := atomic.LoadUint64(&s.dev[dev].imported); n != 0 && (l.held(i) || !l.process(i).Gone()) {
+		if n := atomic.LoadUint64(&s.dev[dev].imported); n != 0 && (l.held(i) || !l.gone(i)) {
 			sum += n
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestLimits(t *testing.T) {
@@ -181,8 +183,14 @@ func TestForkHoldsSlot(t *testing.T) {
 
 func buildClient(t *testing.T, exe string) {
 	t.Helper()
+	buildProgram(t, client, exe)
+}
+
+// buildProgram compiles C with the library's own ledger.
+func buildProgram(t *testing.T, program, exe string) {
+	t.Helper()
 	cc := exec.Command("cc", "-std=gnu11", "-pthread", "-I../../include", "-I../../shim/common", "-xc", "-", "-xc", "../../shim/common/ledger.c", "-o", exe)
-	cc.Stdin = strings.NewReader(client)
+	cc.Stdin = strings.NewReader(program)
 	if out, err := cc.CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
@@ -226,5 +234,19 @@ func TestInUseOfTruncated(t *testing.T) {
 	}
 	if !l.InUse() {
 		t.Error("a ledger without content was judged")
+	}
+}
+
+// The clock is the kernel's, as the libraries read it.
+func TestNow(t *testing.T) {
+	for range 1000 {
+		var ts unix.Timespec
+		before := NowNs()
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+		after := NowNs()
+		kernel := ts.Nano() - timeNamespace().monotonicNs
+		if before > kernel+50_000 || after < kernel-50_000 {
+			t.Fatalf("%d, the kernel's clock %d, %d", before, kernel, after)
+		}
 	}
 }

@@ -374,7 +374,15 @@ static bool slot_clear(struct tr_ledger *l, int fd, int slot)
 		STORE(&sd->exported, 0);
 		STORE(&sd->context, 0);
 		STORE(&sd->gpu_time_ns, 0);
+		STORE(&sd->in_flight, 0);
+		STORE(&sd->waiting, 0);
+		STORE(&sd->waiting_since, 0);
+		STORE(&sd->pending_ns, 0);
+		STORE(&sd->work_end_ns, 0);
+		STORE(&sd->longest_ns, 0);
+		STORE(&sd->closed_seq, 0);
 	}
+	__atomic_fetch_and(&l->clients[slot / 64], ~(1ull << (slot % 64)), __ATOMIC_RELAXED);
 	/* Free first: a reclaimer that dies here leaves a free slot, not one of nobody. */
 	STORE(&s->state, TR_SLOT_FREE);
 	s->pid = 0;

@@ -28,6 +28,7 @@ static struct {
 	int slot;	/* -1: none */
 	bool failed;	/* said why, for good */
 } slice = {.fd = -1, .slot = -1};
+#define LIMITS_SIZE (TR_LEASES_OFFSET + 4096)
 static struct tr_lock opening;
 static int64_t clock_offset_ns;
 
@@ -161,7 +162,7 @@ static bool map_slice(void)
 	slice_dir(dir, sizeof dir);
 	read_clock_offset();
 	const struct tr_limits *limits =
-		map_file(dir, TR_FILE_LIMITS, sizeof *limits, false, NULL);
+		map_file(dir, TR_FILE_LIMITS, LIMITS_SIZE, false, NULL);
 	if (limits == NULL || !limits_valid(limits, dir))
 		return false;
 	int fd = -1;
@@ -202,7 +203,7 @@ static void after_fork_child(void)
 	opening.word = 0;
 	slice.slot = -1;
 	if (slice.ledger != NULL) {
-		munmap((void *)(uintptr_t)slice.limits, sizeof *slice.limits);
+		munmap((void *)(uintptr_t)slice.limits, LIMITS_SIZE);
 		munmap(slice.ledger, sizeof *slice.ledger);
 	}
 	slice.limits = NULL;
@@ -236,9 +237,19 @@ const struct tr_limits *tr_limits(void)
 	return slice.limits;
 }
 
+const struct tr_leases *tr_leases(void)
+{
+	return (const struct tr_leases *)((const char *)slice.limits + TR_LEASES_OFFSET);
+}
+
 struct tr_ledger *tr_ledger(void)
 {
 	return slice.ledger;
+}
+
+bool tr_ledger_shared(void)
+{
+	return slice.fd >= 0;
 }
 
 int tr_ledger_fd(void)

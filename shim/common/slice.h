@@ -15,8 +15,10 @@ bool tr_slice_open(bool want_slot);
 
 /* Valid after tr_slice_open returned true. */
 const struct tr_limits *tr_limits(void);
+const struct tr_leases *tr_leases(void);
 struct tr_ledger *tr_ledger(void);
 int tr_slot_index(void); /* -1: no slot */
+bool tr_ledger_shared(void); /* false: a private one, of a slice that fails open */
 int tr_ledger_fd(void);	 /* the descriptor with our slot's file lock */
 
 /* A consistent copy of one device's limits (seqlock on generation; bounded retries, then the last

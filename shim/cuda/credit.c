@@ -6,9 +6,9 @@
  * (a burst of s * IDLE_NS), while somebody does up to WAIT_NS, because it was lost by waking late
  * and not by choice.
  *
- * All processes of the tenant share the account, by single atomic operations. This file is the
- * seam for leases between tenants: whoever wants credit asks tr_credit_take, whatever is measured
- * arrives at tr_credit_report. */
+ * All processes of the tenant share the account, by single atomic operations. It holds the limit as
+ * long as nobody else wants the GPU or no arbiter lives; in turns between several (lease.c) the arbiter
+ * keeps the books, from the GPU time that is reported here, and this account follows when it ends. */
 #include "compat.h"
 #include "meter.h"
 #include "slice.h"
@@ -30,10 +30,20 @@ bool tr_credit_limited(int dev)
 		TR_DEV_CORES_LIMITED) != 0;
 }
 
+/* In a turn between others the arbiter keeps the books. */
+static bool keeps_books(int dev)
+{
+	return tr_meter.dev[dev].turn <= TR_TURN_LOCAL;
+}
+
 /* Wall time in which a tenant with the limit of this moment earns `ns` of GPU time. */
 static int64_t scaled(int dev, int64_t ns)
 {
-	int64_t cores = __atomic_load_n(&tr_limits()->dev[dev].cores, __ATOMIC_RELAXED);
+	const struct tr_limits_dev *l = &tr_limits()->dev[dev];
+	/* Alone on the GPU, by the arbiter's word, a tenant may have its ceiling. */
+	int64_t cores = __atomic_load_n(tr_meter.dev[dev].turn == TR_TURN_LOCAL ? &l->cores_ceiling
+										: &l->cores,
+					__ATOMIC_RELAXED);
 	if (cores < 1)
 		cores = 1;
 	if (cores > TR_CORES_WHOLE || !tr_credit_limited(dev))
@@ -112,9 +122,16 @@ void tr_credit_force(int dev, int64_t want)
 	raise(&a->active_until, now + want);
 }
 
+void tr_credit_follow(int dev, int64_t tat)
+{
+	int64_t now = tr_now_ns();
+	if (tat < now + ABSURD_NS)
+		raise((uint64_t *)&account(dev)->tat, tat);
+}
+
 void tr_credit_settle(int dev, int64_t ns)
 {
-	if (ns != 0)
+	if (ns != 0 && keeps_books(dev))
 		__atomic_fetch_add(&account(dev)->tat, scaled(dev, ns), __ATOMIC_RELAXED);
 }
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include "meter.h"
 #include "slice.h"
@@ -55,8 +56,9 @@ static void sleep_until(int64_t at)
 			ts.tv_nsec -= 1000000000;
 			ts.tv_sec++;
 		}
-		if (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
-			return; /* the caller looks again */
+		/* Not by the C library, where a thread could be cancelled in the middle of a launch. */
+		if (syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) != 0)
+			return; /* a signal: the caller looks again */
 	}
 }
 void (*tr_sleep_until)(int64_t at) = sleep_until;
@@ -74,6 +76,8 @@ static void *work(void *arg)
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	if (REAL(cuThreadExchangeStreamCaptureMode) != NULL)
 		REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+	/* Turns end, and are handed on, to the microsecond; by default sleeps are rounded up by 50. */
+	syscall(SYS_prctl, PR_SET_TIMERSLACK, 1000, 0, 0, 0);
 	int expected = STARTING;
 	__atomic_compare_exchange_n(&state, &expected, RUNNING, false, __ATOMIC_RELEASE,
 				    __ATOMIC_RELAXED);
@@ -144,7 +148,7 @@ void tr_helper_after_fork_child(void)
 __attribute__((destructor)) static void stop(void)
 {
 	int s = RUNNING;
-	__atomic_store_n(&tr_meter_mode, TR_METER_OFF, __ATOMIC_RELAXED);
+	tr_meter_end_all();
 	if (!__atomic_compare_exchange_n(&state, &s, STOPPING, false, __ATOMIC_ACQ_REL,
 					 __ATOMIC_ACQUIRE) &&
 	    s != STARTING)

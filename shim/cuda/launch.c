@@ -47,7 +47,7 @@ static inline __attribute__((always_inline)) bool join(uint64_t tag, CUstream st
 			t->budget -= est;
 			t->cost[n] = c;
 			t->tag[n] = tag;
-			t->part[n] = est;
+			__atomic_store_n(&t->part[n], est, __ATOMIC_RELAXED);
 			__atomic_store_n(&t->n, n + 1, __ATOMIC_RELAXED);
 			t->room--;
 			ok = true;

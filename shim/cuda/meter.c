@@ -14,13 +14,23 @@
 #define LAUNCH_NS 5000ll
 #define ROUND_MIN_NS 200000ll
 #define ROUND_MAX_NS (2 * TR_MS)
+#define DRAIN_LOOK_NS 30000ll  /* between looks at work whose end others wait for */
+#define IDLE_SAY_NS 300000ll   /* a holder that is idle for longer says so */
+#define IDLE_SAY_LATENCY_NS 60000ll /* the same of the latency class, which gets its turn back at once */
 
 int tr_meter_mode;
+static const uint32_t off = 0, on = 1;
+const uint32_t *tr_meter_watch = &off;
 struct tr_meter tr_meter;
 __thread struct tr_thread *tr_thread_self __attribute__((tls_model("initial-exec")));
 static pthread_key_t thread_key;
 static bool have_key;
 static uint64_t seen_generation;
+
+static int64_t clamp(int64_t x, int64_t lo, int64_t hi)
+{
+	return x < lo ? lo : x > hi ? hi : x;
+}
 
 /* --- on and off ------------------------------------------------------------------------------ */
 
@@ -33,14 +43,24 @@ static void set_mode(void)
 			 __ATOMIC_SEQ_CST);
 }
 
+static void watch(const uint32_t *word)
+{
+	__atomic_store_n(&tr_meter_watch, word, __ATOMIC_SEQ_CST);
+}
+
+void tr_meter_end_all(void)
+{
+	watch(&off);
+	__atomic_store_n(&tr_meter_mode, TR_METER_OFF, __ATOMIC_RELAXED);
+}
+
 static void thread_end(void *arg)
 {
 	struct tr_thread *t = arg, **p = &tr_meter.threads;
 	tr_thread_self = NULL;
 	tr_lock(&tr_meter.lock);
 	tr_batch_drop(t);
-	if (t->dev >= 0)
-		tr_credit_settle(t->dev, -t->credit);
+	tr_thread_give_back(t);
 	while (*p != NULL && *p != t)
 		p = &(*p)->next;
 	if (*p != NULL)
@@ -51,8 +71,18 @@ static void thread_end(void *arg)
 			s->gone = true;
 			s->owner = NULL;
 		}
+	tr_lease_flush();
 	tr_unlock(&tr_meter.lock);
 	free(t);
+}
+
+/* Changes when limits do, or when grants come to be needed. */
+static uint64_t generation(void)
+{
+	uint64_t g = __atomic_load_n(&tr_limits()->generation, __ATOMIC_RELAXED);
+	for (int i = 0; i < tr_limits_devices(); i++)
+		g += tr_lease_flagged(i);
+	return g;
 }
 
 void tr_meter_arm(void)
@@ -64,25 +94,27 @@ void tr_meter_arm(void)
 		have_key = pthread_key_create(&thread_key, thread_end) == 0;
 		tr_barrier_init();
 	}
-	seen_generation = __atomic_load_n(&tr_limits()->generation, __ATOMIC_RELAXED);
+	seen_generation = generation();
 	bool armed = false;
 	for (int i = 0; i < tr_limits_devices(); i++)
-		if (tr_credit_limited(i)) {
+		if (tr_lease_flagged(i)) {
+			armed = true;
+		} else if (tr_credit_limited(i)) {
 			armed = true;
 			if (!tr_meter.armed)
 				TR_TRACE("meter: device %d is limited to %u of %d cores", i,
 					 tr_limits()->dev[i].cores, TR_CORES_WHOLE);
 		}
 	tr_meter.armed = armed;
+	watch(armed ? &on : &tr_leases()->metered);
 	set_mode();
 	tr_unlock(&tr_meter.lock);
 }
 
 void tr_meter_rearm(void)
 {
-	const struct tr_limits *l = tr_limits();
-	if (l != NULL && __atomic_load_n(&l->generation, __ATOMIC_RELAXED) !=
-				 __atomic_load_n(&seen_generation, __ATOMIC_RELAXED))
+	if (tr_limits() != NULL &&
+	    generation() != __atomic_load_n(&seen_generation, __ATOMIC_RELAXED))
 		tr_meter_arm();
 }
 
@@ -106,7 +138,7 @@ void tr_meter_after_fork_child(void)
 	if (have_key)
 		pthread_setspecific(thread_key, NULL);
 	tr_helper_after_fork_child();
-	set_mode();
+	tr_meter_end_all();
 }
 
 /* --- locking, with our driver calls safe from captures --------------------------------------- */
@@ -123,6 +155,7 @@ static void leave(bool exchanged, CUstreamCaptureMode *mode)
 {
 	if (exchanged)
 		REAL(cuThreadExchangeStreamCaptureMode)(mode);
+	tr_lease_flush();
 	tr_unlock(&tr_meter.lock);
 }
 
@@ -148,14 +181,26 @@ static struct tr_thread *thread_self(void)
 	return t;
 }
 
-static void give_back(struct tr_thread *t)
+void tr_thread_give_back(struct tr_thread *t)
 {
-	if (t->dev >= 0)
+	if (t->dev >= 0 && t->credit != 0) {
 		tr_credit_settle(t->dev, -t->credit);
-	t->credit = 0;
+		tr_lease_taken(t->dev, -t->credit);
+	}
+	__atomic_store_n(&t->credit, 0, __ATOMIC_RELAXED);
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */
+
+/* How long the oldest work in flight has been running, or could have been. */
+static int64_t age(int dev, int64_t now)
+{
+	const struct tr_unit *u = tr_meter.dev[dev].oldest;
+	int64_t since = u == NULL ? now : u->closed_ns;
+	if (u != NULL && u->stream->last_end > since)
+		since = u->stream->last_end;
+	return now - since;
+}
 
 /* A unit that runs far longer than expected may wait for something that only a later launch
  * brings: a flag in host memory, a partner. Launches are charged then, not delayed; but only a
@@ -163,37 +208,51 @@ static void give_back(struct tr_thread *t)
 static bool spinning(int dev, int64_t now)
 {
 	const struct tr_dev *d = &tr_meter.dev[dev];
-	const struct tr_unit *u = d->oldest;
+	struct tr_unit *u = d->oldest;
 	if (u == NULL || d->units >= TR_SPIN_UNITS)
 		return false;
-	int64_t limit = u->unknown ? TR_BLOCK_MAX_NS : TR_SPIN_AGE_NS;
-	int64_t since = u->stream->last_end > u->closed_ns ? u->stream->last_end : u->closed_ns;
-	return now - since > (limit > 10 * u->est ? limit : 10 * u->est);
+	int64_t limit = u->unknown ? TR_BLOCK_MAX_NS
+				   : clamp(2 * u->est, TR_SPIN_MIN_NS, TR_SPIN_MAX_NS);
+	if (age(dev, now) <= limit)
+		return false;
+	u->spun = true;
+	return true;
 }
 
-/* The same with no room left for exceptions: the launch is admitted after a bounded wait. */
+/* Whether a launch has waited for the work in flight as long as it must: a while, and half as long as that has
+ * been running. So launches go past what nobody has measured one by one, each after twice the time: a program that
+ * asks for hundreds does not get them. */
+static bool waited_enough(int dev, int64_t now, int64_t since)
+{
+	return since != 0 && now - since >= TR_BLOCK_MAX_NS && now - since >= age(dev, now) / 2;
+}
+
+/* As spinning, with no room left for exceptions: the launch is admitted after a bounded wait. */
 static bool stuck(int dev, int64_t now, int64_t waiting_since)
 {
-	const struct tr_dev *d = &tr_meter.dev[dev];
-	const struct tr_unit *u = d->oldest;
-	return u != NULL && d->units >= TR_SPIN_UNITS && waiting_since != 0 &&
-	       now - waiting_since > TR_BLOCK_MAX_NS && now - u->closed_ns > TR_BLOCK_MAX_NS &&
-	       now - u->stream->last_end > TR_BLOCK_MAX_NS;
+	return tr_meter.dev[dev].units >= TR_SPIN_UNITS && age(dev, now) > TR_BLOCK_MAX_NS &&
+	       waited_enough(dev, now, waiting_since);
 }
 
-static void nap(struct tr_ctx *ctx, CUcontext handle, int64_t until)
+/* Sleeps until a time, or for a turn until the arbiter writes; then looks at what is in flight. */
+static void nap(const struct tr_launch *l, bool turn, int64_t until)
 {
 	CUstreamCaptureMode mode;
-	tr_sleep_until(until);
+	if (turn)
+		tr_lease_sleep(l->dev, l->word, until);
+	else
+		tr_sleep_until(until);
 	if (!tr_helper_running()) {
 		tr_meter_round();
 		return;
 	}
+	if (turn)
+		return;
 	bool x = enter(&mode);
 	/* The context may be gone by now. */
 	for (struct tr_ctx *c = tr_meter.ctxs; c != NULL; c = c->next)
-		if (c == ctx && c->handle == handle) {
-			enum tr_entered e = tr_ctx_enter(handle);
+		if (c == l->ctx && c->handle == l->ctx_handle) {
+			enum tr_entered e = tr_ctx_enter(c->handle);
 			if (e != TR_ENTERED_NOT)
 				tr_ctx_look(c);
 			tr_ctx_leave(e);
@@ -207,61 +266,147 @@ static void nap(struct tr_ctx *ctx, CUcontext handle, int64_t until)
 static bool crowded(int dev, const struct tr_launch *l)
 {
 	const struct tr_dev *d = &tr_meter.dev[dev];
+	int64_t most = TR_IN_FLIGHT_NS;
 	if (l->cost == NULL && d->unknown > 0)
 		return true;
-	return d->units >= 2 && d->est + l->est > TR_IN_FLIGHT_NS;
+	if (d->turn == TR_TURN_HELD)
+		most = d->grant.in_flight_ns > 0 ? d->grant.in_flight_ns : TR_TURN_FLIGHT_NS;
+	return d->units >= 2 && d->est + l->est > most;
 }
 
-/* Waits until markers make room, for a bounded time. */
-static void wait_for_room(struct tr_ctx *ctx, CUcontext handle, int dev, const struct tr_launch *l)
+/* How long a launch has waited, and for what. */
+struct wait {
+	int dev;	  /* -1: it did not wait yet */
+	int64_t since;
+	int64_t room_since;
+	int64_t most; /* until when it waits at most, 0: not known yet */
+	bool turn; /* the arbiter knows that it waits */
+};
+
+enum gate { GO, ROOM, CREDIT, TURN };
+
+/* Beyond what the tenant's own debt needs, a launch waits for others so long and no longer: they may
+ * wait for it, on another GPU say. */
+static bool overdue(int dev, int64_t now, struct wait *w, int64_t *until)
 {
-	int64_t start = tr_now_ns(), now = start;
-	for (;;) {
-		tr_lock(&tr_meter.lock);
-		bool wait = crowded(dev, l) && !spinning(dev, now);
-		if (wait && tr_thread_self->open != NULL)
-			tr_batch_close(tr_thread_self, false);
-		tr_unlock(&tr_meter.lock);
-		if (!wait)
-			return;
-		if (now - start >= TR_BLOCK_MAX_NS) {
-			TR_TRACE("meter: device %d: a marker is overdue, launching into debt", dev);
-			return;
-		}
-		nap(ctx, handle, now + LOOK_NS);
-		now = tr_now_ns();
-	}
+	int64_t since = w->room_since != 0 ? w->room_since : w->since;
+	int64_t from = tr_lease_eligible(dev);
+	if (since == 0)
+		return false;
+	/* Debt that a unit of ours runs up while it waits for this launch does not count. */
+	int64_t most = (from > since ? from : since) + TR_WAIT_MAX_NS;
+	if (since + age(dev, now) / 2 > most)
+		most = since + age(dev, now) / 2;
+	if (w->most == 0 || most < w->most || tr_meter.dev[dev].units == 0)
+		w->most = most;
+	if (w->most < *until)
+		*until = w->most;
+	return now >= w->most;
 }
 
-/* Takes `want` ns of credit; waits for it unless the launch must not be delayed. */
-static void wait_for_credit(struct tr_ctx *ctx, CUcontext handle, int dev, int64_t want,
-			    bool no_block)
+/* Credit that was taken in another turn is void. */
+static void enter_turn(struct tr_thread *t, struct tr_dev *d)
 {
-	int64_t start = 0, retry, now;
-	while (!tr_credit_take(dev, want, start != 0, &retry)) {
-		now = tr_now_ns();
-		tr_lock(&tr_meter.lock);
-		if (start == 0)
-			tr_batch_close(tr_thread_self, false);
-		bool force = no_block || spinning(dev, now) || stuck(dev, now, start);
-		tr_unlock(&tr_meter.lock);
-		if (force) {
-			tr_credit_force(dev, want);
-			break;
-		}
-		if (start == 0) {
-			start = now;
-			TR_TRACE("meter: device %d: no credit, waiting about %lld us", dev,
-				 (long long)(retry - now) / 1000);
-		}
-		nap(ctx, handle, retry < now + RECHECK_NS ? retry : now + RECHECK_NS);
-	}
-	if (start == 0)
+	uint64_t seq = d->turn == TR_TURN_FREE ? 0 : d->grant.seq;
+	if (t->seq == seq)
 		return;
-	now = tr_now_ns();
-	__atomic_fetch_add(&tr_ledger()->account[dev].throttled_ns, (uint64_t)(now - start),
+	if ((d->grant.flags & TR_GRANT_CONTINUES) == 0 || t->seq != seq - 1) {
+		tr_batch_close(t, false);
+		tr_thread_give_back(t);
+	}
+	t->seq = seq;
+}
+
+/* Nothing more in this turn: what is open is closed, and the arbiter may name the next. */
+static void close_turn(struct tr_thread *t, int dev)
+{
+	tr_batch_close(t, false);
+	tr_thread_give_back(t);
+	tr_lease_close(dev);
+}
+
+/* Whether the launch may go; else for what it waits, and until when at most. */
+static enum gate gate(struct tr_thread *t, const struct tr_launch *l, int dev, struct wait *w,
+		      int64_t *until)
+{
+	struct tr_dev *d = &tr_meter.dev[dev];
+	int64_t now = tr_now_ns(), want = TR_QUANTUM_NS;
+	bool force = l->no_block || spinning(dev, now) || stuck(dev, now, w->since);
+	enum tr_turn turn = tr_lease_look(dev, now);
+	*until = now + RECHECK_NS;
+	if (!force && (turn == TR_TURN_WAIT || turn == TR_TURN_SOON)) {
+		if (turn == TR_TURN_WAIT)
+			close_turn(t, dev);
+		else if (d->grant.start_ns < *until)
+			*until = d->grant.start_ns;
+		if (!overdue(dev, now, w, until))
+			return TURN;
+		TR_TRACE("meter: device %d: no turn for %lld ms, launching into debt", dev,
+			 (long long)(now - w->since) / TR_MS);
+		force = true;
+	}
+	enter_turn(t, d);
+	if (waited_enough(dev, now, w->room_since))
+		TR_TRACE("meter: device %d: a marker is overdue, launching into debt", dev);
+	else if (!force && crowded(dev, l)) {
+		*until = now + LOOK_NS;
+		return ROOM;
+	}
+	int64_t lack = l->est - t->credit - t->budget;
+	if (lack <= 0)
+		return GO;
+	if (turn == TR_TURN_HELD && !force) {
+		int64_t left = d->grant.end_ns - tr_lease_work_end(dev, now);
+		if (left <= 0) {
+			close_turn(t, dev);
+			return TURN;
+		}
+		if (left < want)
+			want = left;
+	}
+	if (want < lack)
+		want = lack;
+	int64_t retry;
+	if (force && turn <= TR_TURN_LOCAL) {
+		tr_credit_force(dev, want);
+	} else if (turn <= TR_TURN_LOCAL && !tr_credit_take(dev, want, w->dev >= 0, &retry)) {
+		if (retry < *until)
+			*until = retry;
+		return CREDIT;
+	}
+	t->credit += want;
+	tr_lease_taken(dev, want);
+	return GO;
+}
+
+static void wait_begin(struct wait *w, const struct tr_launch *l, int dev, enum gate g)
+{
+	int64_t now = tr_now_ns();
+	if (g == ROOM && w->room_since == 0)
+		w->room_since = now;
+	if (g != ROOM && w->dev < 0) {
+		w->dev = dev;
+		w->since = now;
+		TR_TRACE("meter: device %d: no %s, waiting", dev, g == TURN ? "turn" : "credit");
+	}
+	if (g == TURN && !w->turn) {
+		w->turn = true;
+		tr_lease_wait_begin(dev, l->est, now);
+	}
+}
+
+static void wait_end(struct wait *w)
+{
+	if (w->turn)
+		tr_lease_wait_end(w->dev);
+	w->turn = false;
+	if (w->dev < 0)
+		return;
+	int64_t ns = tr_now_ns() - w->since;
+	__atomic_fetch_add(&tr_ledger()->account[w->dev].throttled_ns, (uint64_t)ns,
 			   __ATOMIC_RELAXED);
-	TR_TRACE("meter: device %d: waited %lld us for credit", dev, (long long)(now - start) / 1000);
+	TR_TRACE("meter: device %d: waited %lld us", w->dev, (long long)ns / 1000);
+	*w = (struct wait){.dev = -1};
 }
 
 /* --- a launch -------------------------------------------------------------------------------- */
@@ -272,6 +417,22 @@ static bool fits(const struct tr_thread *t, const struct tr_stream *s, int64_t e
 	for (uint32_t i = 0; i < t->n; i++)
 		sum += t->part[i];
 	return t->open == s && t->n < TR_BATCH_MAX && sum <= TR_BATCH_NS;
+}
+
+/* True once in each turn that did not follow on another of ours: what the handover costs shows in the
+ * first unit. */
+static bool begins_turn(int dev)
+{
+	struct tr_dev *d = &tr_meter.dev[dev];
+	if (d->turn != TR_TURN_HELD || d->begun_seq == d->grant.seq)
+		return false;
+	d->begun_seq = d->grant.seq;
+	d->turn_ns = d->grant.end_ns - d->grant.start_ns;
+	d->turn_seq = d->grant.seq;
+	d->turn_from = tr_now_ns() + TR_HANDOVER_NS + d->handover_ns;
+	if (d->turn_from > d->run_from)
+		d->run_from = d->turn_from;
+	return true;
 }
 
 /* Decides whether the launch is a unit of its own, joins the open batch or opens one. */
@@ -296,8 +457,11 @@ static void place(struct tr_launch *l, struct tr_thread *t, struct tr_stream *s)
 	alone = alone ||
 		(idle && (!s->was_single || recorded - s->last_end > PAUSE_NS) && start != NULL);
 	struct tr_unit *u = alone ? calloc(1, sizeof *u) : NULL;
+	bool first = begins_turn(s->ctx->dev);
+	tr_meter.dev[s->ctx->dev].open++;
 	if (u == NULL) {
 		t->open = s;
+		t->first = first;
 		t->start = start;
 		t->start_recorded_ns = recorded;
 		t->n = 0;
@@ -309,6 +473,8 @@ static void place(struct tr_launch *l, struct tr_thread *t, struct tr_stream *s)
 	u->start_recorded_ns = recorded;
 	u->single = start != NULL;
 	u->unknown = !known;
+	u->first = first;
+	u->seq = t->seq;
 	u->est = l->est;
 	u->n = 1;
 	u->cost[0] = l->cost;
@@ -321,59 +487,79 @@ static void place(struct tr_launch *l, struct tr_thread *t, struct tr_stream *s)
 static struct tr_stream *metered_stream(const struct tr_launch *l)
 {
 	struct tr_stream *s = tr_stream_find(l->stream, l->ptsz);
-	return s == NULL || !tr_credit_limited(s->ctx->dev) || !tr_stream_usable(s) ? NULL : s;
+	return s == NULL || !tr_stream_usable(s) ||
+			       (!tr_credit_limited(s->ctx->dev) && !tr_lease_flagged(s->ctx->dev))
+		       ? NULL
+		       : s;
+}
+
+/* One try, under the lock. True: done with, the launch goes on, metered if l->thread is set. */
+static bool try_begin(struct tr_launch *l, struct tr_thread *t, struct wait *w, enum gate *g,
+		      int64_t *until)
+{
+	__atomic_store_n(&t->frozen, 0, __ATOMIC_RELAXED);
+	if (t->open == NULL)
+		t->room = 0;
+	struct tr_stream *s = metered_stream(l);
+	if (s == NULL) {
+		wait_end(w);
+		return true;
+	}
+	int dev = l->dev = s->ctx->dev;
+	l->ctx = s->ctx;
+	l->ctx_handle = s->ctx->handle;
+	l->cost = tr_cost_known(l->tag, &l->est);
+	if (l->cost == NULL)
+		l->est = TR_UNKNOWN_NS;
+	if (t->dev != dev) {
+		tr_batch_close(t, false);
+		tr_thread_give_back(t);
+		t->dev = dev;
+		t->seq = 0;
+	}
+	if (w->dev >= 0 && w->dev != dev)
+		wait_end(w);
+	l->word = tr_lease_word(dev);
+	tr_lease_enter(dev);
+	*g = gate(t, l, dev, w, until);
+	if (*g != GO) {
+		tr_batch_close(t, false);
+		wait_begin(w, l, dev, *g);
+		tr_lease_leave(dev);
+		return false;
+	}
+	wait_end(w);
+	t->credit += t->budget - l->est;
+	t->budget = 0;
+	place(l, t, s);
+	l->thread = t;
+	return true;
 }
 
 void tr_meter_begin(struct tr_launch *l)
 {
 	CUstreamCaptureMode mode;
 	struct tr_thread *t = thread_self();
+	struct wait w = {.dev = -1};
 	l->thread = NULL;
 	l->unit = NULL;
 	if (t == NULL)
 		return;
+	if (__atomic_load_n(&tr_meter_mode, __ATOMIC_RELAXED) == TR_METER_OFF)
+		tr_meter_rearm();
 	__atomic_store_n(&t->in_use, 1, __ATOMIC_RELAXED);
 	__atomic_signal_fence(__ATOMIC_SEQ_CST);
-
-	bool x = enter(&mode);
-	__atomic_store_n(&t->frozen, 0, __ATOMIC_RELAXED);
-	if (t->open == NULL)
-		t->room = 0;
-	struct tr_stream *s = metered_stream(l);
-	struct tr_ctx *ctx = s == NULL ? NULL : s->ctx;
-	CUcontext handle = ctx == NULL ? NULL : ctx->handle;
-	int dev = ctx == NULL ? -1 : ctx->dev;
-	l->cost = tr_cost_known(l->tag, &l->est);
-	if (l->cost == NULL)
-		l->est = TR_UNKNOWN_NS;
-	if (ctx != NULL && t->dev != dev) {
-		tr_batch_close(t, false);
-		give_back(t);
-		t->dev = dev;
+	for (;;) {
+		enum gate g = GO;
+		int64_t until = 0;
+		bool x = enter(&mode);
+		bool done = try_begin(l, t, &w, &g, &until);
+		leave(x, &mode);
+		if (done)
+			break;
+		/* Waiting takes time, in which the stream, its context or a capture may come or go. */
+		nap(l, g == TURN, until);
 	}
-	bool crowd = ctx != NULL && crowded(dev, l);
-	int64_t lack = ctx == NULL ? 0 : l->est - t->credit - t->budget;
-	leave(x, &mode);
-	if (ctx == NULL)
-		goto out;
-	if (crowd && !l->no_block)
-		wait_for_room(ctx, handle, dev, l);
-	if (lack > 0) {
-		int64_t want = lack > TR_QUANTUM_NS ? lack : TR_QUANTUM_NS;
-		wait_for_credit(ctx, handle, dev, want, l->no_block);
-		t->credit += want;
-	}
-	/* Waiting took time, in which the stream, its context or a capture may have come or gone. */
-	x = enter(&mode);
-	s = metered_stream(l);
-	if (s != NULL && s->ctx->dev == dev) {
-		t->credit += t->budget - l->est;
-		t->budget = 0;
-		place(l, t, s);
-		l->thread = t;
-	}
-	leave(x, &mode);
-out:
 	if (l->thread == NULL)
 		__atomic_store_n(&t->in_use, 0, __ATOMIC_RELEASE);
 }
@@ -445,7 +631,9 @@ void tr_meter_end(struct tr_launch *l, CUresult r)
 	} else {
 		/* Its stream or context went away meanwhile. */
 		tr_credit_report(t->dev, l->est, 0);
+		tr_lease_taken(t->dev, -l->est);
 	}
+	tr_lease_leave(l->dev);
 	leave(x, &mode);
 	__atomic_store_n(&t->in_use, 0, __ATOMIC_RELEASE);
 	tr_helper_wake();
@@ -465,7 +653,7 @@ void tr_meter_pause(void)
 	bool x = enter(&mode);
 	__atomic_store_n(&t->in_use, 1, __ATOMIC_RELAXED);
 	tr_batch_close(t, false);
-	give_back(t);
+	tr_thread_give_back(t);
 	__atomic_store_n(&t->in_use, 0, __ATOMIC_RELEASE);
 	leave(x, &mode);
 	tr_helper_wake();
@@ -506,19 +694,47 @@ void tr_meter_context_gone(CUcontext handle)
 
 /* --- looking after what is in flight --------------------------------------------------------- */
 
+/* Stops another thread's fast path, so that its batch and credit can be taken. False: it is launching at this
+ * instant, and goes on. */
+static bool freeze(struct tr_thread *t)
+{
+	__atomic_store_n(&t->frozen, 1, __ATOMIC_RELAXED);
+	if (t == tr_thread_self ||
+	    (tr_barrier_all() && __atomic_load_n(&t->in_use, __ATOMIC_ACQUIRE) == 0))
+		return true;
+	__atomic_store_n(&t->frozen, 0, __ATOMIC_RELAXED);
+	return false;
+}
+
+/* When what has been launched is expected to be done; credit that threads hold does not count. */
+static int64_t launched_end(int dev)
+{
+	const struct tr_dev *d = &tr_meter.dev[dev];
+	int64_t end = d->run_from + d->est;
+	for (const struct tr_thread *t = tr_meter.threads; t != NULL; t = t->next)
+		if (t->open != NULL && t->open->ctx->dev == dev)
+			end += tr_batch_est(t);
+	return end;
+}
+
+/* In a turn a batch is closed as soon as its work should be done: others wait to know. */
+static bool overripe(const struct tr_thread *t, int64_t now)
+{
+	int dev = t->open->ctx->dev;
+	if (now - t->opened_ns >= TR_BATCH_AGE_NS)
+		return true;
+	return tr_meter.dev[dev].turn == TR_TURN_HELD && now >= launched_end(dev);
+}
+
 /* Batches left open, of threads that do not launch now. */
 static void close_late(const struct tr_ctx *ctx, int64_t now)
 {
 	for (struct tr_thread *t = tr_meter.threads; t != NULL; t = t->next) {
-		if (t->open == NULL || t->open->ctx != ctx || now - t->opened_ns < TR_BATCH_AGE_NS ||
+		if (t->open == NULL || t->open->ctx != ctx || !overripe(t, now) ||
 		    __atomic_load_n(&t->n, __ATOMIC_RELAXED) == 0)
 			continue;
-		bool mine = t == tr_thread_self;
-		__atomic_store_n(&t->frozen, 1, __ATOMIC_RELAXED);
-		if (mine || (tr_barrier_all() && __atomic_load_n(&t->in_use, __ATOMIC_ACQUIRE) == 0))
+		if (freeze(t))
 			tr_batch_close(t, true);
-		else
-			__atomic_store_n(&t->frozen, 0, __ATOMIC_RELAXED);
 	}
 }
 
@@ -528,6 +744,63 @@ static bool any_open(const struct tr_ctx *ctx)
 		if (t->open != NULL && (ctx == NULL || t->open->ctx == ctx))
 			return true;
 	return false;
+}
+
+/* The end of a turn while no thread launches: their open batches and credit are taken from them. False: one
+ * of them is launching at this instant and will see for itself. */
+static bool retire(int dev)
+{
+	bool all = true;
+	for (struct tr_thread *t = tr_meter.threads; t != NULL; t = t->next) {
+		if (t->dev != dev || (t->open == NULL && t->credit == 0))
+			continue;
+		if (!freeze(t)) {
+			all = false;
+			continue;
+		}
+		tr_batch_close(t, true);
+		tr_thread_give_back(t);
+	}
+	return all;
+}
+
+static int64_t sooner(int64_t a, int64_t b)
+{
+	return a == 0 || (b != 0 && b < a) ? b : a;
+}
+
+static int64_t idle_say(int dev)
+{
+	uint32_t flags = __atomic_load_n(&tr_limits()->dev[dev].flags, __ATOMIC_RELAXED);
+	return flags & TR_DEV_LATENCY ? IDLE_SAY_LATENCY_NS : IDLE_SAY_NS;
+}
+
+/* A device's turn seen by the helper: ns until it has to look again, 0: not for its sake. */
+static int64_t turn_round(int dev, int64_t now)
+{
+	struct tr_dev *d = &tr_meter.dev[dev];
+	if (!d->client || d->grant.seq == 0)
+		return 0;
+	tr_lease_look(dev, now);
+	bool busy = d->units + d->open + d->entering > 0;
+	if (d->closed_seq < d->grant.seq && now >= d->grant.end_ns && retire(dev))
+		tr_lease_close(dev);
+	if (d->closed_seq >= d->grant.seq)
+		return !busy ? 0 : clamp(tr_lease_work_end(dev, now) - now, DRAIN_LOOK_NS, ROUND_MAX_NS);
+	if (d->turn != TR_TURN_HELD)
+		return 0;
+	int64_t left = d->grant.end_ns - now, say = idle_say(dev);
+	if (busy)
+		return sooner(left, clamp(launched_end(dev) - now, DRAIN_LOOK_NS, left));
+	if (d->idle_said == d->grant.seq)
+		return left < ROUND_MAX_NS ? left : ROUND_MAX_NS;
+	int64_t from = d->last_end > d->grant.start_ns ? d->last_end : d->grant.start_ns;
+	if (now - from < say)
+		return sooner(left, from + say - now);
+	d->idle_said = d->grant.seq;
+	tr_lease_publish(dev); /* before the bell: who hears it looks at once */
+	tr_lease_ring();
+	return left;
 }
 
 int64_t tr_meter_round(void)
@@ -553,6 +826,9 @@ int64_t tr_meter_round(void)
 	else if (pause < ROUND_MAX_NS)
 		pause += pause / 4;
 	int64_t again = tr_meter.units > 0 ? pause : any_open(NULL) ? TR_BATCH_AGE_NS / 2 : 0;
+	int64_t now = tr_now_ns();
+	for (int i = 0; alive && i < tr_limits_devices(); i++)
+		again = sooner(again, turn_round(i, now));
 	leave(x, &mode);
 	return alive ? again : -1;
 }

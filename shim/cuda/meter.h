@@ -32,9 +32,17 @@
 #define TR_BATCH_AGE_NS TR_MS	      /* and is closed by the helper when open for longer */
 #define TR_QUANTUM_NS (TR_MS / 2)     /* credit that a thread takes at once */
 #define TR_IN_FLIGHT_NS (4 * TR_MS)   /* estimated work of one process on the device */
+#define TR_TURN_FLIGHT_NS (2 * TR_MS) /* the same in a turn, so that its end can be planned */
 #define TR_BLOCK_MAX_NS (200 * TR_MS) /* longest wait for a marker */
-#define TR_SPIN_AGE_NS (100 * TR_MS)  /* a unit that runs longer, and 10 x its estimate, may spin */
+/* Longest wait beyond the tenant's own debt: that, and the longest that the arbiter lets work drain,
+ * less what it takes to wake up. */
+#define TR_WAIT_MAX_NS (TR_BLOCK_MAX_NS + 90 * TR_MS)
+/* A unit that runs longer than twice its estimate may spin, within these bounds: a kernel that has spun
+ * before has an estimate that says nothing. */
+#define TR_SPIN_MIN_NS (100 * TR_MS)
+#define TR_SPIN_MAX_NS (300 * TR_MS)
 #define TR_SPIN_UNITS 4		      /* in flight at most for launches to pass it undelayed */
+#define TR_HANDOVER_NS 80000ll	      /* the GPU takes to change over, until it has been learned */
 #define TR_UNKNOWN_NS 50000ll	      /* charged for a launch of unknown cost */
 
 /* --- cost.c ---------------------------------------------------------------------------------- */
@@ -81,7 +89,7 @@ uint64_t tr_graphcost_tag(CUgraphExec exec);
 /* The executable graph was destroyed or changed: its cost is unknown again. */
 void tr_graphcost_forget(CUgraphExec exec);
 
-/* --- credit.c: the seam for leases between tenants ------------------------------------------- */
+/* --- credit.c -------------------------------------------------------------------------------- */
 
 /* May this thread take `want` ns of GPU time now? True: it is taken. False: *retry_at is when to
  * ask again. `waiting`: the caller was refused before and has been waiting since. */
@@ -92,8 +100,42 @@ void tr_credit_force(int dev, int64_t want);
 void tr_credit_settle(int dev, int64_t ns);
 /* Measured: busy_ns of new busy time, where credit of settle_ns more (or less) was due. */
 void tr_credit_report(int dev, int64_t busy_ns, int64_t settle_ns);
+/* The account takes over from the arbiter's. */
+void tr_credit_follow(int dev, int64_t tat);
 /* Whether the device has a compute limit now. */
 bool tr_credit_limited(int dev);
+
+/* --- lease.c: turns between the processes that want one GPU ------------------------------------ */
+
+/* Looks at our grant; dev[].turn and dev[].grant say what it is. */
+enum tr_turn tr_lease_look(int dev, int64_t now);
+/* Whether an arbiter asks for grants at all. Lock-free. */
+bool tr_lease_flagged(int dev);
+/* From when the GPU was ours alone in that turn, 0: not known. */
+int64_t tr_lease_since(int dev, uint64_t seq);
+/* From when the tenant's debt does not keep it from a turn. */
+int64_t tr_lease_eligible(int dev);
+/* A launch begins, before it looks at the grant; and is done with, or waits. */
+void tr_lease_enter(int dev);
+void tr_lease_leave(int dev);
+/* We launch nothing more under this grant. */
+void tr_lease_close(int dev);
+void tr_lease_wait_begin(int dev, int64_t est, int64_t now);
+void tr_lease_wait_end(int dev);
+void tr_lease_publish(int dev);
+/* Publishes what has changed, before the lock is released. */
+void tr_lease_flush(void);
+/* The arbiter may want to act. */
+void tr_lease_ring(void);
+void tr_lease_taken(int dev, int64_t ns);
+void tr_lease_ended(int dev, int64_t end);
+int64_t tr_lease_work_end(int dev, int64_t now);
+/* Sleeps while the lease's word is `word`, until a time at most. Without the lock. */
+uint32_t tr_lease_word(int dev);
+void tr_lease_sleep(int dev, uint32_t word, int64_t until);
+/* The two halves of a futex, shared between processes. Replaced in tests. */
+extern bool (*tr_wait_word)(const uint32_t *word, uint32_t value, int64_t until);
+extern void (*tr_wake_word)(uint32_t *word);
 
 /* --- cover.c --------------------------------------------------------------------------------- */
 
@@ -131,6 +173,8 @@ bool tr_timeline_end(struct tr_timeline *tl, struct tr_event *from, int64_t from
 enum { TR_METER_OFF, TR_METER_ON, TR_METER_CAREFUL /* a capture is going on */ };
 /* Read by every launch. */
 extern int tr_meter_mode;
+/* Where every launch reads whether to look at all: a constant, or the leases page's `metered`. */
+extern const uint32_t *tr_meter_watch;
 
 struct tr_ctx {
 	CUcontext handle;
@@ -166,6 +210,9 @@ struct tr_unit {
 	int64_t counted_to;  /* up to when */
 	bool single;	     /* one launch, closed at once */
 	bool unknown;	     /* of a cost not measured before */
+	bool spun;	     /* launches went past it: it may have waited for one of them */
+	bool first;	     /* in a turn */
+	uint64_t seq;	     /* the turn */
 	int n;
 	struct tr_cost *cost[TR_BATCH_MAX];
 	uint64_t tag[TR_BATCH_MAX];
@@ -193,6 +240,8 @@ struct tr_thread {
 	/* Slow path, under the lock. */
 	int64_t credit; /* ns beyond budget */
 	int dev;	/* that credit and budget are of */
+	uint64_t seq;	/* and the grant, 0: none was needed */
+	bool first;	/* the open batch is the first work of a turn */
 	struct tr_stream *open; /* NULL: no batch is open */
 	struct tr_event *start;
 	int64_t start_recorded_ns, first_ns, opened_ns;
@@ -202,11 +251,40 @@ struct tr_thread {
 /* One pointer of static TLS; the rest is on the heap. */
 extern __thread struct tr_thread *tr_thread_self __attribute__((tls_model("initial-exec")));
 
+enum tr_turn {
+	TR_TURN_FREE,  /* no grant is needed: the tenant's own account holds the limit */
+	TR_TURN_LOCAL, /* the same, by a grant for who is alone on the GPU */
+	TR_TURN_HELD,
+	TR_TURN_SOON, /* named in advance: from grant.start_ns on */
+	TR_TURN_WAIT,
+};
+
 struct tr_dev {
 	struct tr_unit *oldest, *newest; /* in flight, by the time they were closed */
 	int units;
 	int unknown;
 	int64_t est; /* of the units in flight */
+	/* lease.c */
+	bool client;  /* the arbiter knows of us */
+	int open;     /* open batches, and units not closed yet */
+	int entering; /* launches on the slow path */
+	int waiting;  /* of them, for a grant */
+	int64_t waiting_since, wanted_ns;
+	enum tr_turn turn; /* as last looked at */
+	struct tr_grant grant;
+	uint64_t closed_seq;
+	uint64_t begun_seq;  /* the first work of this grant has been launched */
+	int64_t turn_ns;     /* how long it was to be then */
+	uint64_t turn_seq;   /* grant with which our turn began */
+	int64_t turn_from;   /* and when the GPU had changed over to us, as far as known */
+	int64_t taken;	     /* credit of threads and units: estimated work to come */
+	int64_t run_from;    /* from when what is in flight has been running */
+	int64_t last_end;
+	int64_t first_ns;    /* when the first work of the newest grant began */
+	int64_t handover_ns; /* learned: what the first unit of a turn takes longer than others, beyond
+				TR_HANDOVER_NS */
+	uint64_t idle_said;  /* grant in which the arbiter was told that we are idle */
+	uint64_t drained_said;
 };
 
 extern struct tr_meter {
@@ -232,18 +310,26 @@ struct tr_launch {
 	struct tr_unit *unit;	  /* NULL: joins the open batch */
 	struct tr_cost *cost;
 	int64_t est;
+	int dev;
+	struct tr_ctx *ctx; /* may be gone */
+	CUcontext ctx_handle;
+	uint32_t word; /* of the lease, before the grant was looked at */
 };
 /* Around the driver's launch. May wait for credit. */
 void tr_meter_begin(struct tr_launch *l);
 void tr_meter_end(struct tr_launch *l, CUresult r);
 
+/* Gives a thread's unused credit back. Under the lock. */
+void tr_thread_give_back(struct tr_thread *t);
 /* Looks whether a compute limit is set, after cuInit and whenever the limits may have changed. */
 void tr_meter_arm(void);
 void tr_meter_rearm(void);
+/* The process ends: no launch looks any more. */
+void tr_meter_end_all(void);
 static inline bool tr_meter_on(void)
 {
-	return __builtin_expect(__atomic_load_n(&tr_meter_mode, __ATOMIC_RELAXED) != TR_METER_OFF,
-				0);
+	const uint32_t *watch = __atomic_load_n(&tr_meter_watch, __ATOMIC_RELAXED);
+	return __builtin_expect(__atomic_load_n(watch, __ATOMIC_RELAXED) != 0, 0);
 }
 /* The calling thread is about to wait, or enqueues something that is not a launch (then with its
  * stream): closes its open batch; gives unused credit back if it waits. */
@@ -290,6 +376,8 @@ void tr_stream_forget(CUstream handle);
 void tr_batch_close(struct tr_thread *t, bool late);
 /* The same without a marker. */
 void tr_batch_drop(struct tr_thread *t);
+/* What its launches are estimated at; roughly while its owner launches. */
+int64_t tr_batch_est(const struct tr_thread *t);
 
 /* --- helper.c -------------------------------------------------------------------------------- */
 

@@ -10,6 +10,7 @@
 #define RECORD_NS 1500ll
 /* A unit is reported on while it runs once it has run this long and twice its estimate. */
 #define LONG_NS (2 * TR_MS)
+#define HANDOVER_MAX_NS 500000ll
 
 static int64_t max64(int64_t a, int64_t b)
 {
@@ -165,6 +166,7 @@ static void unit_unlink(struct tr_unit *u)
 	d->units--;
 	d->unknown -= u->unknown;
 	d->est -= u->est;
+	tr_lease_taken(u->stream->ctx->dev, -u->est);
 	u->stream->ctx->in_flight--;
 	tr_meter.units--;
 }
@@ -204,7 +206,10 @@ static void unit_pop(struct tr_stream *s)
 
 void tr_unit_discard(struct tr_unit *u)
 {
-	tr_credit_settle(u->stream->ctx->dev, -u->est);
+	int dev = u->stream->ctx->dev;
+	tr_credit_settle(dev, -u->est);
+	tr_lease_taken(dev, -u->est);
+	tr_meter.dev[dev].open--;
 	unit_free(u);
 }
 
@@ -218,6 +223,7 @@ void tr_unit_close(struct tr_unit *u, bool late)
 	/* A marker of ours on the legacy stream would hold up the context's other streams. */
 	bool harm = late && is_legacy(s->handle, s->ptsz) && s->ctx->streams > 1;
 	u->closed_ns = tr_now_ns();
+	tr_meter.dev[s->ctx->dev].open--;
 	if (!harm && record(s, &u->end)) {
 		unit_link(u);
 		if (late)
@@ -229,6 +235,7 @@ void tr_unit_close(struct tr_unit *u, bool late)
 	TR_TRACE("meter: device %d: %d launches without a marker, charged as estimated: %lld us",
 		 s->ctx->dev, u->n, (long long)u->est / 1000);
 	tr_credit_report(s->ctx->dev, u->est, 0);
+	tr_lease_taken(s->ctx->dev, -u->est);
 	unit_free(u);
 }
 
@@ -253,6 +260,8 @@ static bool unit_started(struct tr_unit *u)
 
 static void learn(struct tr_unit *u, int64_t busy)
 {
+	if (u->spun && !u->unknown)
+		return;
 	if (u->n == 1) {
 		if (u->unknown)
 			TR_TRACE("meter: device %d: first estimate of %llx: %lld us",
@@ -282,6 +291,34 @@ static int64_t guess_gaps(const struct tr_unit *u, int64_t from)
 	return gaps + max64(u->closed_ns - at, 0);
 }
 
+/* Whether a turn has more units like it, of which its estimate is learned. */
+static bool one_of_several(const struct tr_unit *u)
+{
+	return 2 * u->est <= tr_meter.dev[u->stream->ctx->dev].turn_ns;
+}
+
+static int64_t handover(const struct tr_dev *d)
+{
+	return TR_HANDOVER_NS + d->handover_ns;
+}
+
+/* In the first unit of a turn lies what the GPU took to change over to this process (and, where the turn
+ * was named in advance, the rest of the other's work): not the tenant's time. It is learned from
+ * short units of known cost, as the mean of what the first ones took longer than expected; not where
+ * several streams share the GPU, which makes units longer that are not alone. */
+static int64_t without_handover(struct tr_unit *u, int64_t busy)
+{
+	struct tr_dev *d = &tr_meter.dev[u->stream->ctx->dev];
+	if (!u->first || u->unknown)
+		return busy;
+	int64_t over = busy - u->est, most = HANDOVER_MAX_NS;
+	if (u->est < most && over > most)
+		return u->est; /* others' work was in between */
+	if (one_of_several(u) && u->stream->ctx->streams == 1)
+		d->handover_ns += (max64(min64(over, most), -most) - handover(d)) / 32;
+	return max64(busy - handover(d), 0);
+}
+
 /* The unit is done, seen at `seen`: what it took against what was charged.
  *
  * After it was closed everything was queued, so from then on the stream had no gaps. Before that
@@ -291,6 +328,7 @@ static void unit_account(struct tr_unit *u, int64_t seen)
 {
 	struct tr_stream *s = u->stream;
 	int dev = s->ctx->dev;
+	struct tr_dev *d = &tr_meter.dev[dev];
 	int64_t end, lead = max64(u->est, u->counted);
 	if (!unit_started(u) ||
 	    !tr_timeline_end(&s->ctx->time, u->start, u->start_ns, &u->end, seen, &end)) {
@@ -298,15 +336,25 @@ static void unit_account(struct tr_unit *u, int64_t seen)
 		return;
 	}
 	int64_t from = max64(max64(u->started_ns, s->last_end), u->counted_to);
+	if (u->first)
+		from = max64(from, min64(tr_lease_since(dev, u->seq), end));
+	else if (u->seq != 0 && u->seq == d->turn_seq)
+		from = max64(from, min64(d->turn_from, end));
 	int64_t span = max64(end - from, 0), unsure = 0, busy = span;
 	if (!u->single && u->closed_ns > from)
 		unsure = min64(u->closed_ns - from, span);
 	if (unsure > 0)
 		busy -= min64(guess_gaps(u, from), unsure);
+	busy = without_handover(u, busy);
 	int64_t fresh = tr_cover(&tr_ledger()->coverage[dev], end - busy, end);
 	tr_credit_report(dev, fresh, u->counted + fresh - lead);
+	tr_lease_ended(dev, end);
+	if (u->first)
+		d->first_ns = d->turn_from = end - busy;
 	/* Where gaps were guessed from the estimate, that must not confirm itself. */
-	if (u->counted_to != 0)
+	if (u->first && !u->unknown && one_of_several(u))
+		; /* what the handover took of it is a guess as well */
+	else if (u->counted_to != 0)
 		learn(u, end - u->started_ns);
 	else if (unsure == 0 || span < u->est)
 		learn(u, span);
@@ -392,11 +440,12 @@ static void batch_clear(struct tr_thread *t)
 	t->budget = 0;
 }
 
-static int64_t batch_est(const struct tr_thread *t)
+int64_t tr_batch_est(const struct tr_thread *t)
 {
 	int64_t est = 0;
-	for (uint32_t i = 0; i < t->n; i++)
-		est += t->part[i];
+	uint32_t n = __atomic_load_n(&t->n, __ATOMIC_RELAXED);
+	for (uint32_t i = 0; i < n && i < TR_BATCH_MAX; i++)
+		est += __atomic_load_n(&t->part[i], __ATOMIC_RELAXED);
 	return est;
 }
 
@@ -404,8 +453,11 @@ void tr_batch_drop(struct tr_thread *t)
 {
 	if (t->open == NULL)
 		return;
+	int dev = t->open->ctx->dev;
 	tr_event_put(&t->open->ctx->time, t->start);
-	tr_credit_report(t->open->ctx->dev, batch_est(t), 0);
+	tr_credit_report(dev, tr_batch_est(t), 0);
+	tr_lease_taken(dev, -tr_batch_est(t));
+	tr_meter.dev[dev].open--;
 	batch_clear(t);
 }
 
@@ -422,6 +474,8 @@ void tr_batch_close(struct tr_thread *t, bool late)
 	u->start = t->start;
 	u->start_recorded_ns = t->start_recorded_ns;
 	u->first_ns = t->first_ns;
+	u->first = t->first;
+	u->seq = t->seq;
 	u->n = (int)t->n;
 	for (int i = 0; i < u->n; i++) {
 		u->cost[i] = t->cost[i];

@@ -45,6 +45,15 @@ const struct tr_limits *tr_limits(void)
 {
 	return &limits;
 }
+const struct tr_leases *tr_leases(void)
+{
+	static const struct tr_leases none;
+	return &none;
+}
+bool tr_ledger_shared(void)
+{
+	return true;
+}
 struct tr_ledger *tr_ledger(void)
 {
 	return &ledger;

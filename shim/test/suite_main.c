@@ -94,7 +94,7 @@ static void *map_file(const char *name, size_t size, int *fd)
 void suite_map(void)
 {
 	int fd;
-	suite_limits = map_file(TR_FILE_LIMITS, 4096, &fd);
+	suite_limits = map_file(TR_FILE_LIMITS, TR_LEASES_OFFSET + 4096, &fd);
 	close(fd);
 	suite_ledger = map_file(TR_FILE_LEDGER, sizeof *suite_ledger, &ledger_fd);
 }

@@ -9,7 +9,7 @@ struct nvmlEventSet_st {
 	bool any;
 };
 
-enum { SUPPORTED = nvmlEventTypeXidCriticalError, POLL_MS = 10 };
+enum { SUPPORTED = nvmlEventTypeXidCriticalError, POLL_MS = 50 };
 
 static uint64_t events_ever(void)
 {

@@ -1,5 +1,7 @@
 /* nvmlDeviceGetFieldValues: figures by number. */
+#include <stdlib.h>
 #include "internal.h"
+#include "nvml_recovery.h"
 
 static nvmlReturn_t put_u(nvmlFieldValue_t *f, unsigned v)
 {
@@ -47,6 +49,14 @@ static nvmlReturn_t nvlink_field(const struct gpu *g, nvmlFieldValue_t *f)
 	return NVML_ERROR_NOT_SUPPORTED;
 }
 
+/* Drivers tell since 570. */
+static nvmlReturn_t recovery(const struct gpu *g, nvmlFieldValue_t *f)
+{
+	if (atoi(sim_shared->driver_version) < 570)
+		return NVML_ERROR_NOT_SUPPORTED;
+	return put_u(f, __atomic_load_n(&g->s->recovery, __ATOMIC_ACQUIRE));
+}
+
 static nvmlReturn_t field(const struct gpu *g, nvmlFieldValue_t *f)
 {
 	unsigned long long energy;
@@ -78,6 +88,7 @@ static nvmlReturn_t field(const struct gpu *g, nvmlFieldValue_t *f)
 	case NVML_FI_DEV_REMAPPED_PENDING:
 	case NVML_FI_DEV_REMAPPED_FAILURE:
 		return g->b->row_remap ? put_u(f, 0) : NVML_ERROR_NOT_SUPPORTED;
+	case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: return recovery(g, f);
 	case NVML_FI_DEV_PCIE_REPLAY_COUNTER: return put_u(f, 0);
 	}
 	return nvlink_field(g, f);

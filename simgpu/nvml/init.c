@@ -75,6 +75,9 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 		SIM_TRACE("nvmlInit: %s", why);
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	}
+	uint32_t error = __atomic_load_n(&machine->nvml_error, __ATOMIC_ACQUIRE);
+	if (error)
+		return (nvmlReturn_t)error;
 	atomic_fetch_add(&init_count, 1);
 	return NVML_SUCCESS;
 }

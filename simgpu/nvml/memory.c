@@ -80,7 +80,7 @@ unsigned nvml_processes(const struct gpu *g, struct nvml_process *out, unsigned 
 		if (p->state != SIM_PROC_USED || pg->n_contexts == 0)
 			continue;
 		if (n < max)
-			out[n] = (struct nvml_process){ .pid = p->pid, .slot = i,
+			out[n] = (struct nvml_process){ .pid = sim_proc_pid_here((int)i), .slot = i,
 							.memory = pg->memory, .peak = pg->peak,
 							.start_us = pg->start_us };
 		n++;

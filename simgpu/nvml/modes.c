@@ -159,7 +159,7 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode
 {
 	ENTER_GPU(device, g);
 	NEED(currentMode && pendingMode);
-	*currentMode = *pendingMode = NVML_DEVICE_MIG_DISABLE;
+	*currentMode = *pendingMode = g.s->mig ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
 	return keep(g.m->mig_capable);
 }
 

@@ -1,6 +1,6 @@
 # The simulated libnvidia-ml.so.1, on the same state as the simulated libcuda.so.1.
 NVML_SIM_O := $(patsubst simgpu/nvml/%.c,$(SIM_OBJ)/nvml/%.o,$(wildcard simgpu/nvml/*.c))
-NVML_SIM_HDR := $(wildcard simgpu/nvml/*.h simgpu/*.h) include/nvml_abi.h simgpu/nvml/exports.def
+NVML_SIM_HDR := $(wildcard simgpu/nvml/*.h simgpu/*.h) include/nvml_abi.h include/nvml_recovery.h simgpu/nvml/exports.def
 
 sim: $(SIM_OUT)/libnvidia-ml.so.1
 

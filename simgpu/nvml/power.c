@@ -106,7 +106,7 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device,
 	return NVML_SUCCESS;
 }
 
-/* Energy since the machine was made: what it drew idle, and the rest for the busy time. */
+/* Energy since the machine was made or the GPU reset: what it drew idle, and the rest for the busy time. */
 nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *energy)
 {
 	ENTER_GPU(device, g);
@@ -114,9 +114,10 @@ nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned l
 	uint64_t now = sim_now_ns();
 	sim_gpu_lock(g.s);
 	sim_engine_advance(&g.s->engine, now);
-	uint64_t busy_ms = g.s->engine.busy_ns / 1000000;
+	uint64_t busy_ms = (g.s->engine.busy_ns - g.s->reset_busy_ns) / 1000000;
+	uint64_t since = g.s->reset_ns ? g.s->reset_ns : sim_shared->created_ns;
 	sim_gpu_unlock(g.s);
-	uint64_t up_ms = (now - sim_shared->created_ns) / 1000000;
+	uint64_t up_ms = (now - since) / 1000000;
 	uint64_t idle = g.b->power_idle_mw, full = g.m->power_limit_mw;
 	*energy = (up_ms * idle + busy_ms * (full - idle)) / 1000; /* mJ */
 	return NVML_SUCCESS;

@@ -7,6 +7,13 @@
 enum { LOOK_BACK_NS = 1000000000 }; /* what nvmlDeviceGetUtilizationRates looks at, at most */
 
 /* The engine's samples of one kind newer than since_us, oldest first; newest `max` of them. */
+/* The slot may be another process's by now. */
+static unsigned pid_of(const struct sim_sample *s)
+{
+	bool same = sim_shared->proc[s->proc].pid == s->pid;
+	return same ? sim_proc_pid_here((int)s->proc) : s->pid;
+}
+
 static unsigned samples(const struct gpu *g, bool per_process, uint64_t since_us,
 			struct nvml_sample *out, unsigned max)
 {
@@ -26,7 +33,7 @@ static unsigned samples(const struct gpu *g, bool per_process, uint64_t since_us
 		const struct sim_sample *s = &ring[i % size];
 		uint64_t at = epoch_us + s->end_ns / 1000;
 		if (at > since_us)
-			out[n++] = (struct nvml_sample){ .time_us = at, .pid = s->pid,
+			out[n++] = (struct nvml_sample){ .time_us = at, .pid = per_process ? pid_of(s) : 0,
 						    .percent = s->percent };
 	}
 	sim_gpu_unlock(g->s);

@@ -29,7 +29,7 @@ func files(t *testing.T) (libraries, programs []string) {
 	for _, f := range []string{"lib/libcuda.so.1", "lib/libnvidia-ml.so.1", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1", "sim/libcuda-null.so.1"} {
 		libraries = append(libraries, fixture.Need(t, fixture.Build(f)))
 	}
-	for _, f := range []string{"bin/nvmlprobe", "bin/gpuload", "sim/simctl"} {
+	for _, f := range []string{"bin/nvmlprobe", "bin/gpuload", "bin/calibrate", "sim/simctl"} {
 		programs = append(programs, fixture.Need(t, fixture.Build(f)))
 	}
 	return libraries, programs

@@ -1,4 +1,4 @@
-/* nvmlprobe LIBPATH [devices|procs|watch MS]
+/* nvmlprobe LIBPATH [devices|procs|inventory|watch MS|use MS|health MS]
  *
  * Asks NVML, in a process of its own, so that a driver that hangs or crashes does not take its
  * caller along, and so that the caller needs neither cgo nor NVML. LIBPATH is opened as given.
@@ -6,13 +6,26 @@
  *   devices   one line: what is there, without processes
  *   procs     one line: the same, and each GPU's processes (the default)
  *   watch MS  such a line every MS milliseconds, until standard input ends or the parent is gone
+ *   use MS    a line every MS milliseconds with no more of each GPU than its processes' newest samples
+ *             of use: what is asked so often is to be cheap
+ *   inventory one line: what devices tells, where each GPU sits, and its health reading
+ *   health MS a line at once and every MS milliseconds with each GPU's health reading, and one for each
+ *             critical error as it comes, with new readings behind it (health.c)
  *
  * A line is one JSON object:
  *   {"driver_version":"550.163.01","cuda_version":12040,"devices":[{"index":0,"uuid":"GPU-...",
  *    "name":"...","minor":0,"pci":"00000000:17:00.0","memory_total":N,"memory_used":N,
  *    "memory_reserved":N,"utilization_gpu":N,"utilization_memory":N,"mig":false,
  *    "processes":[{"pid":N,"used":N}]}]}
- * Bytes, per cent, null where the driver cannot tell. A GPU that does not answer is
+ * with inventory each device has besides
+ *   "numa":N,"compute_mode":N,"pcie_mbps":N,"ancestors":[-1,20],"nvlinks":[{"type":"switch","pci":"..."}],
+ *   "nvlink_mbps":N,"recovery":N,"energy":N
+ * (NVML's numbers; ancestors by index, -1 for none; MB/s in one direction, of the PCIe link and of one
+ * NVLink; those NVLinks that are up, at whose other end is a gpu, a switch or other; what recovers the
+ * GPU; mJ), with health only index, uuid, recovery and energy, or {"event":{"uuid":"GPU-...","xid":N}},
+ * or, with use, {"devices":[{"index":0,"uuid":"GPU-...","samples":[{"pid":N,"sm":N,"at":N}]}]}.
+ * Bytes, per cent, microseconds of the driver's clock; null where the driver cannot tell; samples are
+ * those newer than the last ones, null where there are none. A GPU that does not answer is
  * {"index":N,"error":"...","code":N}. If nothing can be said: {"error":"...","code":N} and exit
  * status 1; code is NVML's (12: the library cannot be opened), or 2 for a wrong command line.
  *
@@ -28,7 +41,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include "nvml_abi.h"
+#include "probe.h"
 
 #if defined(__x86_64__)
 __asm__(".symver dlopen, dlopen@GLIBC_2.2.5");
@@ -40,37 +53,7 @@ __asm__(".symver dlsym, dlsym@GLIBC_2.17");
 __asm__(".symver dlerror, dlerror@GLIBC_2.17");
 #endif
 
-#define FUNCTIONS(X)                                                                               \
-	X(nvmlInit_v2)                                                                             \
-	X(nvmlErrorString)                                                                         \
-	X(nvmlSystemGetDriverVersion)                                                              \
-	X(nvmlSystemGetCudaDriverVersion)                                                          \
-	X(nvmlDeviceGetCount_v2)                                                                   \
-	X(nvmlDeviceGetHandleByIndex_v2)                                                           \
-	X(nvmlDeviceGetUUID)                                                                       \
-	X(nvmlDeviceGetName)                                                                       \
-	X(nvmlDeviceGetMinorNumber)                                                                \
-	X(nvmlDeviceGetPciInfo_v3)                                                                 \
-	X(nvmlDeviceGetMemoryInfo)                                                                 \
-	X(nvmlDeviceGetMemoryInfo_v2)                                                              \
-	X(nvmlDeviceGetUtilizationRates)                                                           \
-	X(nvmlDeviceGetMigMode)                                                                    \
-	X(nvmlDeviceGetComputeRunningProcesses)                                                    \
-	X(nvmlDeviceGetComputeRunningProcesses_v2)                                                 \
-	X(nvmlDeviceGetComputeRunningProcesses_v3)                                                 \
-	X(nvmlDeviceGetGraphicsRunningProcesses)                                                   \
-	X(nvmlDeviceGetGraphicsRunningProcesses_v2)                                                \
-	X(nvmlDeviceGetGraphicsRunningProcesses_v3)                                                \
-	X(nvmlDeviceGetMPSComputeRunningProcesses)                                                 \
-	X(nvmlDeviceGetMPSComputeRunningProcesses_v2)                                              \
-	X(nvmlDeviceGetMPSComputeRunningProcesses_v3)
-
-/* NULL where the library lacks the function. */
-static struct {
-#define X(name) __typeof__(&name) name;
-	FUNCTIONS(X)
-#undef X
-} nvml;
+struct nvml nvml;
 
 /* The line being written. Grows; a failed allocation ends the program. */
 static struct {
@@ -88,7 +71,7 @@ static void reserve(size_t more)
 		abort();
 }
 
-__attribute__((format(printf, 1, 2))) static void put(const char *fmt, ...)
+void put(const char *fmt, ...)
 {
 	va_list ap;
 	int n;
@@ -117,8 +100,7 @@ static int utf8_len(const unsigned char *s)
 	return n;
 }
 
-/* A JSON string. What is not UTF-8 becomes U+FFFD. */
-static void put_string(const char *text)
+void put_string(const char *text)
 {
 	const unsigned char *s = (const unsigned char *)text;
 
@@ -139,7 +121,7 @@ static void put_string(const char *text)
 	put("\"");
 }
 
-static void put_number(const char *key, bool known, unsigned long long value)
+void put_number(const char *key, bool known, unsigned long long value)
 {
 	if (known)
 		put(",\"%s\":%llu", key, value);
@@ -147,8 +129,7 @@ static void put_number(const char *key, bool known, unsigned long long value)
 		put(",\"%s\":null", key);
 }
 
-/* Writes the line and starts the next one. False: nobody reads any more. */
-static bool flush_line(void)
+bool flush_line(void)
 {
 	size_t done = 0;
 
@@ -166,14 +147,14 @@ static bool flush_line(void)
 	return true;
 }
 
-static void put_error(const char *what, int code)
+void put_error(const char *what, int code)
 {
 	put("\"error\":");
 	put_string(what);
 	put(",\"code\":%d", code);
 }
 
-static int fail(const char *what, int code)
+int fail(const char *what, int code)
 {
 	line.len = 0;
 	put("{");
@@ -183,7 +164,7 @@ static int fail(const char *what, int code)
 	return 1;
 }
 
-static const char *error_text(nvmlReturn_t r)
+const char *error_text(nvmlReturn_t r)
 {
 	return nvml.nvmlErrorString ? nvml.nvmlErrorString(r) : "NVML error";
 }
@@ -300,6 +281,42 @@ static void put_processes(nvmlDevice_t dev)
 	free(p.list);
 }
 
+/* The newest sample of each process that was busy after *seen (the driver's clock), which moves on. */
+static void put_samples(nvmlDevice_t dev, unsigned long long *seen)
+{
+	nvmlProcessUtilizationSample_t *s = NULL;
+	unsigned long long newest = *seen;
+	nvmlReturn_t r = NVML_ERROR_NOT_SUPPORTED;
+	unsigned n = 0;
+
+	if (nvml.nvmlDeviceGetProcessUtilization)
+		r = nvml.nvmlDeviceGetProcessUtilization(dev, NULL, &n, *seen);
+	if ((r == NVML_ERROR_INSUFFICIENT_SIZE || r == NVML_SUCCESS) && n > 0) {
+		n += 16; /* processes may have come since */
+		s = calloc(n, sizeof(*s));
+		if (!s)
+			abort();
+		r = nvml.nvmlDeviceGetProcessUtilization(dev, s, &n, *seen);
+	}
+	if (!s || r != NVML_SUCCESS) {
+		free(s);
+		put(",\"samples\":null");
+		return;
+	}
+	put(",\"samples\":[");
+	for (unsigned i = 0, shown = 0; i < n; i++) {
+		if (s[i].timeStamp <= *seen)
+			continue;
+		put("%s{\"pid\":%u,\"sm\":%u,\"at\":%llu}", shown++ ? "," : "", s[i].pid, s[i].smUtil,
+		    s[i].timeStamp);
+		if (s[i].timeStamp > newest)
+			newest = s[i].timeStamp;
+	}
+	put("]");
+	*seen = newest;
+	free(s);
+}
+
 static void put_memory(nvmlDevice_t dev)
 {
 	nvmlMemory_v2_t v2 = { .version = nvmlMemory_v2 };
@@ -344,7 +361,12 @@ static void put_rest(nvmlDevice_t dev)
 	put(",\"mig\":%s", !ok ? "null" : mig ? "true" : "false");
 }
 
-static void put_device(unsigned index, bool with_processes)
+enum detail { DEVICES, PROCESSES, USE, INVENTORY };
+
+#define SEEN_MAX 64
+static unsigned long long seen_us[SEEN_MAX]; /* by device: time of the newest sample shown */
+
+static void put_device(unsigned index, unsigned count, enum detail detail)
 {
 	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE + 1] = "";
 	nvmlDevice_t dev = NULL;
@@ -358,14 +380,21 @@ static void put_device(unsigned index, bool with_processes)
 	} else {
 		put("\"uuid\":");
 		put_string(uuid);
-		put_rest(dev);
-		if (with_processes)
+		if (detail != USE)
+			put_rest(dev);
+		else if (index < SEEN_MAX)
+			put_samples(dev, &seen_us[index]);
+		if (detail == PROCESSES)
 			put_processes(dev);
+		if (detail == INVENTORY) {
+			put_inventory(dev, count);
+			put_reading(dev);
+		}
 	}
 	put("}");
 }
 
-static int report(bool with_processes)
+static int report(enum detail detail)
 {
 	char version[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE + 1] = "";
 	unsigned count = 0;
@@ -374,21 +403,25 @@ static int report(bool with_processes)
 
 	if (r != NVML_SUCCESS)
 		return fail(error_text(r), (int)r);
-	if (nvml.nvmlSystemGetDriverVersion)
-		nvml.nvmlSystemGetDriverVersion(version, sizeof(version) - 1);
-	if (nvml.nvmlSystemGetCudaDriverVersion)
-		nvml.nvmlSystemGetCudaDriverVersion(&cuda);
-	put("{\"driver_version\":");
-	put_string(version);
-	put_number("cuda_version", cuda > 0, (unsigned)cuda);
-	put(",\"devices\":[");
+	put("{");
+	if (detail != USE) {
+		if (nvml.nvmlSystemGetDriverVersion)
+			nvml.nvmlSystemGetDriverVersion(version, sizeof(version) - 1);
+		if (nvml.nvmlSystemGetCudaDriverVersion)
+			nvml.nvmlSystemGetCudaDriverVersion(&cuda);
+		put("\"driver_version\":");
+		put_string(version);
+		put_number("cuda_version", cuda > 0, (unsigned)cuda);
+		put(",");
+	}
+	put("\"devices\":[");
 	for (unsigned i = 0; i < count; i++)
-		put_device(i, with_processes);
+		put_device(i, count, detail);
 	put("]}");
 	return flush_line() ? 0 : 1;
 }
 
-static int64_t now_ms(void)
+int64_t now_ms(void)
 {
 	struct timespec t;
 
@@ -396,8 +429,7 @@ static int64_t now_ms(void)
 	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Sleeps until the deadline. False: standard input ended or the parent is gone. */
-static bool wait_until(int64_t deadline, pid_t parent)
+bool wait_until(int64_t deadline, pid_t parent)
 {
 	for (;;) {
 		struct pollfd in = { .fd = STDIN_FILENO, .events = POLLIN };
@@ -418,14 +450,14 @@ static bool wait_until(int64_t deadline, pid_t parent)
 	}
 }
 
-static int watch(int interval_ms)
+static int watch(int interval_ms, enum detail detail)
 {
 	pid_t parent = getppid();
 	int64_t next = now_ms();
 	int status;
 
 	do {
-		status = report(true);
+		status = report(detail);
 		next += interval_ms;
 		if (next < now_ms()) /* the driver was slow: no burst afterwards */
 			next = now_ms();
@@ -453,15 +485,26 @@ static int load(const char *path)
 
 int main(int argc, char **argv)
 {
-	const char *mode = argc > 2 ? argv[2] : "procs";
-	bool watching = strcmp(mode, "watch") == 0;
-	long interval = watching && argc == 4 ? strtol(argv[3], NULL, 10) : 0;
+	static const struct {
+		const char *name;
+		bool interval;
+		enum detail detail;
+	} modes[] = { { "procs", false, PROCESSES }, { "devices", false, DEVICES },
+		      { "inventory", false, INVENTORY }, { "watch", true, PROCESSES }, { "use", true, USE },
+		      { "health", true, DEVICES } };
+	size_t m = 0, n = sizeof(modes) / sizeof(modes[0]);
+	long interval = argc == 4 ? strtol(argv[3], NULL, 10) : 0;
 
-	if (argc < 2 || argc > (watching ? 4 : 3) ||
-	    (watching && (interval < 1 || interval > 3600000)) ||
-	    (!watching && strcmp(mode, "devices") != 0 && strcmp(mode, "procs") != 0))
-		return fail("usage: nvmlprobe LIBPATH [devices|procs|watch MS]", 2);
+	while (argc > 2 && m < n && strcmp(argv[2], modes[m].name) != 0)
+		m++;
+	if (argc < 2 || m == n || argc > (modes[m].interval ? 4 : 3) ||
+	    (modes[m].interval && (interval < 1 || interval > 3600000)))
+		return fail("usage: nvmlprobe LIBPATH [devices|procs|inventory|watch MS|use MS|health MS]", 2);
 	if (load(argv[1]) != 0)
 		return 1;
-	return watching ? watch((int)interval) : report(strcmp(mode, "devices") != 0);
+	if (!modes[m].interval)
+		return report(modes[m].detail);
+	if (strcmp(modes[m].name, "health") == 0)
+		return health((int)interval);
+	return watch((int)interval, modes[m].detail);
 }

@@ -70,7 +70,7 @@ static void *map_new(const char *dir, const char *file, size_t size)
 
 struct tr_limits *new_limits(const char *dir)
 {
-	struct tr_limits *l = map_new(dir, TR_FILE_LIMITS, 4096);
+	struct tr_limits *l = map_new(dir, TR_FILE_LIMITS, TR_LEASES_OFFSET + 4096);
 	*l = (struct tr_limits){.magic = TR_LIMITS_MAGIC,
 				.version = TR_ABI_VERSION,
 				.size = sizeof *l,

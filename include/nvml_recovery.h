@@ -1,0 +1,18 @@
+/* The recovery action of a GPU, which is newer than the header behind nvml_abi.h. Public interface
+ * facts of nvml.h (CUDA 12.8 and later). */
+#ifndef TRANCHE_NVML_RECOVERY_H
+#define TRANCHE_NVML_RECOVERY_H
+
+/* A field of nvmlDeviceGetFieldValues, an unsigned int: */
+#define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION 230
+enum {
+	NVML_GPU_RECOVERY_ACTION_NONE = 0,
+	NVML_GPU_RECOVERY_ACTION_GPU_RESET = 1,
+	NVML_GPU_RECOVERY_ACTION_NODE_REBOOT = 2,
+	NVML_GPU_RECOVERY_ACTION_DRAIN_P2P = 3,
+	NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET = 4,
+	NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN = 5,
+	NVML_GPU_RECOVERY_ACTION_BUS_RESET = 6,
+	NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT = 7,
+};
+#endif
