@@ -2,6 +2,7 @@ package driverfind
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"runtime"
 	"sort"
@@ -29,6 +30,20 @@ type CacheEntry struct {
 	flags      int32
 	osVersion  uint32
 	hwcap      uint64
+}
+
+// Arch is the machine of the entry's ABI: EM_X86_64, EM_AARCH64, EM_386, or EM_NONE for any other.
+// A cache names none for 32-bit x86, the same as for every 32-bit ABI without a flag of its own.
+func (e CacheEntry) Arch() elf.Machine {
+	switch e.flags {
+	case 0x0300 | flagELF6:
+		return elf.EM_X86_64
+	case 0x0a00 | flagELF6:
+		return elf.EM_AARCH64
+	case flagELF6:
+		return elf.EM_386
+	}
+	return elf.EM_NONE
 }
 
 // abiFlag is the entry flag of this machine's 64-bit ABI.
@@ -59,6 +74,9 @@ func ParseCache(data []byte) []CacheEntry {
 	}
 	return out
 }
+
+// ParseCacheAll lists the entries of all ABIs in the cache's order. What is damaged is left out.
+func ParseCacheAll(data []byte) []CacheEntry { return parseAll(cacheBody(data)) }
 
 func parseAll(body []byte) []CacheEntry {
 	if body == nil {

@@ -1,6 +1,7 @@
 package driverfind
 
 import (
+	"debug/elf"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,5 +122,52 @@ func FuzzParseCache(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ParseCache(data)
 		ReplaceInCache(data, map[string]string{"a": "b"})
+	})
+}
+
+// Entries of every ABI, as ldconfig writes them: the machine's own, 32-bit x86, aarch64 and others.
+func TestParseCacheAll(t *testing.T) {
+	entries := []CacheEntry{
+		{Name: "libcuda.so.1", Path: "/usr/lib/x86_64-linux-gnu/libcuda.so.1", flags: 0x0303},
+		{Name: "libcuda.so.1", Path: "/usr/lib/i386-linux-gnu/libcuda.so.1", flags: 0x0003},
+		{Name: "libcuda.so.1", Path: "/usr/lib/aarch64-linux-gnu/libcuda.so.1", flags: 0x0a03},
+		{Name: "libcuda.so.1", Path: "/usr/libx32/libcuda.so.1", flags: 0x0803},
+	}
+	data := writeCache(append([]byte(cacheMagic), make([]byte, headerSize)...), entries, nil)
+	got := ParseCacheAll(append([]byte("ld.so-1.7.0\x00 the older format, which is passed by"), data...))
+	if !reflect.DeepEqual(got, entries) {
+		t.Errorf("%+v", got)
+	}
+	var arches []elf.Machine
+	for _, e := range got {
+		arches = append(arches, e.Arch())
+	}
+	if want := []elf.Machine{elf.EM_X86_64, elf.EM_386, elf.EM_AARCH64, elf.EM_NONE}; !reflect.DeepEqual(arches, want) {
+		t.Errorf("%v, want %v", arches, want)
+	}
+}
+
+// Whatever the cache holds: what ReplaceInCache writes can be read again and leads to the new path
+// alone.
+func FuzzReplaceInCache(f *testing.F) {
+	head := append([]byte(cacheMagic), make([]byte, headerSize)...)
+	entries := []CacheEntry{{Name: "libcuda.so.1", Path: "/lib/libcuda.so.1", flags: abiFlag(), hwcap: 1 << 62}, {Name: "liba", Path: "/lib/liba"}}
+	f.Add(writeCache(head, entries, []string{"x86-64-v3"}))
+	f.Add(writeCache(head, nil, nil))
+	f.Add([]byte(cacheMagic))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		changed := ReplaceInCache(data, map[string]string{"libcuda.so.1": "/ours"})
+		if changed == nil {
+			return
+		}
+		var paths []string
+		for _, e := range ParseCache(changed) {
+			if e.Name == "libcuda.so.1" {
+				paths = append(paths, e.Path)
+			}
+		}
+		if !reflect.DeepEqual(paths, []string{"/ours"}) {
+			t.Errorf("%v after the change", paths)
+		}
 	})
 }
