@@ -1,5 +1,7 @@
-// Package placement chooses GPUs for a request. Pure: GPU state and request in, choice out; no
-// input or output, no clock, no goroutine.
+// Package placement chooses GPUs: for one slice (Choose), for the containers of a pod on one node
+// (PlacePod, Check), and the node as well, in a cluster (Cluster). The scheduler, the node, `tranche run`
+// and the simulator call the same code. Pure: state and request in, choice out; no input or output, no
+// clock, no goroutine, and equal input gives equal output.
 package placement
 
 import (
@@ -16,12 +18,16 @@ const CoresWhole = 100
 // GPU is what is known of one GPU: its size and what is reserved on it. Free amounts may be
 // negative when more was reserved than there is (a limit lowered, a GPU swapped).
 type GPU struct {
-	Index      int
-	UUID       string
+	Index int
+	UUID  string
+	// Name is the model, as NVML gives it: NVIDIA A100-SXM4-80GB.
 	Name       string
 	Memory     quantity.Bytes
 	FreeCores  int
 	FreeMemory int64
+	// Excluded says why nothing new may be put here (unhealthy, MIG, used by others), in a few constant
+	// words; empty: it may be used. What is there already stays.
+	Excluded string
 }
 
 // Request is what one slice asks of each of Count GPUs. Zero Cores or Memory reserves none.
@@ -32,14 +38,6 @@ type Request struct {
 	// Pinned, when not empty, names the GPUs by UUID: all of them and no others are taken.
 	Pinned []string
 }
-
-// NoFit says for every GPU that was considered what is missing.
-type NoFit struct {
-	Request Request
-	Lines   []string
-}
-
-func (e *NoFit) Error() string { return strings.Join(e.Lines, "\n") }
 
 // Label is how messages name a GPU: `gpu 0 (GPU-1b2c…)`.
 func (g GPU) Label() string { return fmt.Sprintf("gpu %d (%s)", g.Index, shortUUID(g.UUID)) }
@@ -60,7 +58,7 @@ func Choose(gpus []GPU, req Request) ([]int, error) {
 	}
 	var fit []int
 	for i, g := range gpus {
-		if fits(g, req) {
+		if g.Excluded == "" && fits(g, req) {
 			fit = append(fit, i)
 		}
 	}
@@ -92,7 +90,7 @@ func choosePinned(gpus []GPU, req Request) ([]int, error) {
 				continue
 			}
 			chosen = append(chosen, i)
-			if !fits(g, req) {
+			if g.Excluded != "" || !fits(g, req) {
 				short = append(short, g)
 			}
 		}
@@ -131,6 +129,9 @@ func noFit(gpus []GPU, req Request, fitting int) error {
 }
 
 func describe(g GPU, req Request) string {
+	if g.Excluded != "" {
+		return g.Label() + ": " + g.Excluded
+	}
 	var parts []string
 	if req.Cores > 0 {
 		parts = append(parts, fmt.Sprintf("%d of %d cores asked, %d free", req.Cores, CoresWhole, max(g.FreeCores, 0)))
