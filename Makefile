@@ -24,4 +24,6 @@ include gpuload/gpuload.mk
 include tools/nvmlprobe/nvmlprobe.mk
 include demo/demo.mk
 include test/test.mk
+include test/e2e/e2e.mk
 include tools/go.mk
+include deploy/deploy.mk

@@ -1,6 +1,6 @@
 #!/bin/sh
 # embed.sh BUILD DIR NAME...: puts BUILD/NAME, without debug information and packed, at DIR/NAME.gz and lists
-# the SHA-256 of what was packed in DIR/SHA256SUMS.
+# the SHA-256 of what was packed in DIR/SHA256SUMS. STRIP: the strip of another processor.
 set -eu
 build=$1 dir=$2
 shift 2
@@ -8,7 +8,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 for name in "$@"; do
 	mkdir -p "$tmp/$(dirname "$name")" "$dir/$(dirname "$name")"
-	strip --strip-debug -o "$tmp/$name" "$build/$name"
+	"${STRIP:-strip}" --strip-debug -o "$tmp/$name" "$build/$name"
 	gzip -9 -n <"$tmp/$name" >"$dir/$name.gz.new"
 	mv "$dir/$name.gz.new" "$dir/$name.gz"
 done

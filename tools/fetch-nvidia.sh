@@ -5,6 +5,7 @@
 #   build/nvidia/550/{libcuda.so.1,libnvidia-ml.so.1,nvidia-smi}   trixie, CUDA 12.4
 #   build/nvidia/cudart11/libcudart.so                             bookworm, CUDA 11.8
 #   build/nvidia/cudart12/libcudart.so                             trixie, CUDA 12.4
+#   build/nvidia/root535/                                          only with --root: most of driver 535, as Debian lays it out
 #
 # Nothing is installed on the machine and its own apt configuration stays as it is: sources, lists
 # and cache are private, below build/nvidia/apt. The files are NVIDIA's and are never committed.
@@ -45,7 +46,16 @@ complete() {
 	[ -s "$root/cudart11/libcudart.so" ] && [ -s "$root/cudart12/libcudart.so" ]
 }
 
-complete && exit 0
+# What a node's driver has besides: compilers, debugger, codecs, GL.
+root_packages="libcuda1 libnvidia-ml1 nvidia-smi libnvidia-ptxjitcompiler1 libnvidia-nvvm4 libnvidia-pkcs11-openssl3
+	libcudadebugger1 libnvcuvid1 libnvidia-encode1 libnvidia-allocator1 libnvidia-cfg1 nvidia-opencl-icd nvidia-cuda-mps
+	libnvidia-glcore libnvidia-eglcore libglx-nvidia0 libegl-nvidia0"
+want_root=
+if [ "${1-}" = --root ]; then
+	want_root=1
+fi
+
+complete && { [ -z "$want_root" ] || [ -d "$root/root535" ]; } && exit 0
 mkdir -p "$root"
 if command -v flock >/dev/null 2>&1 && [ -z "${FETCH_NVIDIA_LOCKED-}" ]; then
 	FETCH_NVIDIA_LOCKED=1 exec flock "$root/lock" "$0" "$@" # two suites may start at once
@@ -95,7 +105,6 @@ fetch() {
 	[ -n "$version" ] || die 1 "$uri has no $1 in $2"
 	mkdir -p "$root/debs"
 	(cd "$root/debs" && apt-get -qq download "$1=$version") || die 3 "cannot download $1 $version from $uri"
-	rm -rf "$3"
 	mkdir -p "$3"
 	dpkg-deb -x "$root/debs/$1_$(echo "$version" | sed 's/:/%3a/g')_amd64.deb" "$3"
 	rm -f "$root/debs/$1"_*.deb
@@ -121,7 +130,9 @@ apt-get -qq update >"$root/apt/update.log" 2>&1 || {
 
 tmp=$root/unpack
 for pair in 535:bookworm 550:trixie; do
+	complete && break
 	d=${pair%%:*} suite=${pair##*:}
+	rm -rf "$tmp"
 	fetch libcuda1 "$suite" "$tmp"
 	take "$tmp" 'libcuda.so.*' "$root/$d/libcuda.so.1"
 	fetch libnvidia-ml1 "$suite" "$tmp"
@@ -129,9 +140,23 @@ for pair in 535:bookworm 550:trixie; do
 	fetch nvidia-smi "$suite" "$tmp"
 	take "$tmp" nvidia-smi "$root/$d/nvidia-smi"
 done
-fetch libcudart11.0 bookworm "$tmp"
-take "$tmp" 'libcudart.so.*' "$root/cudart11/libcudart.so"
-fetch libcudart12 trixie "$tmp"
-take "$tmp" 'libcudart.so.*' "$root/cudart12/libcudart.so"
+for pair in 11:bookworm:libcudart11.0 12:trixie:libcudart12; do
+	complete && break
+	rest=${pair#*:}
+	rm -rf "$tmp"
+	fetch "${rest#*:}" "${rest%:*}" "$tmp"
+	take "$tmp" 'libcudart.so.*' "$root/cudart${pair%%:*}/libcudart.so"
+done
+if [ -n "$want_root" ] && [ ! -d "$root/root535" ]; then
+	rm -rf "$tmp"
+	for package in $root_packages; do
+		fetch "$package" bookworm "$tmp"
+	done
+	# As the packages' own scripts would.
+	mkdir -p "$tmp/etc/alternatives" "$tmp/usr/bin"
+	ln -s /usr/lib/nvidia/current/nvidia-smi "$tmp/etc/alternatives/nvidia--nvidia-smi"
+	ln -s /etc/alternatives/nvidia--nvidia-smi "$tmp/usr/bin/nvidia-smi"
+	mv "$tmp" "$root/root535"
+fi
 rm -rf "$tmp"
 complete || die 1 "files are missing in $root after the download"

@@ -24,12 +24,16 @@ $(BUILD)/bin/tranche: $(GO_ASSET_DIR)/SHA256SUMS
 
 lint: lint-go ## vet and staticcheck (C: warnings are errors in every build)
 lint-go:
-	@test -z "$$(gofmt -l cmd internal test bench)" || { gofmt -l cmd internal test bench; exit 1; }
+	@test -z "$$(gofmt -l api cmd internal test bench tools)" || { gofmt -l api cmd internal test bench tools; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 
 test-go: build ## tests of the Go code, with the race detector; one package at a time, as several measure time
 	$(GO) test -race -p 1 ./...
+	$(GO) test ./internal/simulate
 
 generate: ## make generated files again
+	cd tools/protogen && $(GO) run . ../../api display/display.proto
+	$(GO) test ./internal/display -run 'Page|Metrics' -update
+	$(GO) test ./cmd/tranche -run 'TestNodeFlagsPage|TestReferencePage' -update
 	$(GO) mod tidy

@@ -21,6 +21,11 @@ packages() {
 		debian-archive-keyring /usr/share/keyrings/debian-archive-keyring.gpg
 		gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc
 		libc6-dev-arm64-cross /usr/aarch64-linux-gnu/include/stdio.h
+		pkg-config pkg-config
+		libseccomp-dev /usr/include/seccomp.h
+		busybox-static busybox
+		iproute2 ip
+		nftables nft
 	LIST
 	return 0
 }

@@ -9,8 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tranche.dev/tranche/internal/node"
 	"tranche.dev/tranche/internal/run"
 	"tranche.dev/tranche/internal/sandbox"
+	"tranche.dev/tranche/internal/scheduler"
+	"tranche.dev/tranche/internal/webhook"
 )
 
 // version is set by the build.
@@ -28,7 +31,15 @@ func main() {
 	root := &cobra.Command{Use: "tranche", Short: "Slices of a GPU", Version: version, SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true}}
 	root.SetVersionTemplate(versionLine())
-	root.AddCommand(runCommand(), psCommand(), versionCommand())
+	// A chart starts these, and its image may be of another version.
+	daemons := []*cobra.Command{nodeCommand(node.Run), schedulerCommand(scheduler.Run), webhookCommand(webhook.Run)}
+	for _, c := range daemons {
+		c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+			return fmt.Errorf("%w; this is tranche %s: chart and image must be of the same version", err, version)
+		})
+	}
+	root.AddCommand(daemons...)
+	root.AddCommand(runCommand(), psCommand(), setCommand(), doctorCommand(), simulateCommand(), versionCommand())
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "tranche:", err)
 		code := 1
