@@ -84,11 +84,20 @@ struct tr_grant {
 #define TR_GRANT_LOCAL 1u /* nobody else is there: end_ns is not set, the tenant's own account holds
 			     the limit, as without an arbiter */
 #define TR_GRANT_CONTINUES 2u /* the process had the turn before: nobody was on the GPU in between */
+#define TR_GRANT_COUPLED 4u /* the tenant's kernels were seen to wait for each other across GPUs: what they took
+			       before does not tell what they take */
 	int64_t start_ns; /* may lie in the future: the turn is named in advance */
 	int64_t end_ns;   /* moved to now or before when the turn is taken away */
 	int64_t since_ns; /* the GPU was the process's alone from then on; 0: not known yet */
 	int64_t in_flight_ns; /* estimated work that it may have on the GPU at once, 0: the default */
 }; /* 48 bytes */
+
+/* For how long, since the slice began, another process's work was on the GPU beside that of a grant's process:
+ * the turn before was overdue, or its own. */
+struct tr_beside {
+	int64_t total_ns;
+	int64_t since_ns; /* and from then on it is now; 0: it is not */
+}; /* 16 bytes */
 
 /* What the arbiter says to the tenant about one device. */
 struct tr_lease {
@@ -106,7 +115,8 @@ struct tr_lease {
 	/* For people: hundredths of a hundredth of the GPU, over the last second. */
 	uint32_t share_wanted, share_got;
 	uint64_t grants;
-	uint64_t reserved[12];
+	struct tr_beside beside[2]; /* of grant[0] and grant[1] */
+	uint64_t reserved[8];
 }; /* 240 bytes */
 
 struct tr_leases {
@@ -240,6 +250,7 @@ _Static_assert(sizeof(struct tr_limits_dev) == 128, "abi");
 _Static_assert(sizeof(struct tr_limits) == 2304, "abi");
 _Static_assert(sizeof(struct tr_account) == 128, "abi");
 _Static_assert(sizeof(struct tr_grant) == 48, "abi");
+_Static_assert(sizeof(struct tr_beside) == 16, "abi");
 _Static_assert(sizeof(struct tr_lease) == 240, "abi");
 _Static_assert(sizeof(struct tr_leases) == 64 + 16 * 240 && sizeof(struct tr_leases) <= 4096, "abi");
 _Static_assert(sizeof(struct tr_slot_dev) == 128, "abi");

@@ -352,10 +352,15 @@ func latency() []*Scenario {
 		s := &Scenario{Name: fmt.Sprintf("latency-beside-%gms", float64(unit)/float64(ms)), Phases: toldOnly,
 			Title:   fmt.Sprintf("the client beside a tenant that saturates the GPU with kernels of %g ms", float64(unit)/float64(ms)),
 			Tenants: []Tenant{asks("client", latencyClass(60, 100), client), asks("saturates", bursting(40, 100), flood(0.1, unit))},
-			Rules:   []func(*Outcome, *Verdict){p99, leftOver(unit == 200*us)}}
+			Rules:   []func(*Outcome, *Verdict){p99, leftOver(unit == 200*us), charged(0, 5), charged(1, 10)}}
 		all = append(all, atSlices(s)...)
 	}
-	return all
+	// examples/train-and-serve.yaml
+	server := Program{Kind: Requests, Units: []int64{3 * ms}, Sigma: 0.05, Period: 20 * ms, Blocks: 500}
+	serve := &Scenario{Name: "latency-beside-graphs", Phases: toldOnly, Title: "a server of 3 ms requests, load 15 %, beside a trainer of 4 ms graphs",
+		Tenants: []Tenant{asks("server", latencyClass(30, 30), server), asks("trainer", bursting(50, 100), flood(0.1, 4*ms).graphs())},
+		Rules:   []func(*Outcome, *Verdict){p99, leftOver(false)}}
+	return append(all, atSlices(serve.quick())...)
 }
 
 func p99(o *Outcome, v *Verdict) {
@@ -377,6 +382,16 @@ func leftOver(asked bool) func(*Outcome, *Verdict) {
 			r.Target, r.Better = 85, "higher"
 		}
 		v.row(o, r)
+	}
+}
+
+// charged compares what a tenant's ledger says with what it used, in percent of that: where work of two is on the GPU at
+// once, each measures the other's time slices.
+func charged(i int, within float64) func(*Outcome, *Verdict) {
+	return func(o *Outcome, v *Verdict) {
+		busy := o.Busy[i][0]
+		v.row(o, report.Row{Case: o.Scenario.Tenants[i].Name, Metric: "charged, of what it used", Unit: "%",
+			Value: 100 * float64(o.Ledger[i][0]) / float64(max(busy[len(busy)-1], 1)), Target: 100, Better: "nearest", Off: within})
 	}
 }
 

@@ -204,6 +204,7 @@ const (
 	leaseRequired  = 1
 	grantLocal     = 1
 	grantContinues = 2
+	grantCoupled   = 4
 )
 
 // Lease reads a tenant's lease, for a takeover.
@@ -214,8 +215,8 @@ func (w *World) Lease(tenant, gpu int) arbiter.Lease {
 		GPUTime: uint64(c.gpu_time_ns), Wanted: int(c.wanted), Got: int(c.got), Granted: uint64(c.grants)}
 	for i, g := range c.grant {
 		l.Grants[i] = arbiter.Grant{Seq: uint64(g.seq), Slot: int(g.slot), Local: g.flags&grantLocal != 0,
-			Continues: g.flags&grantContinues != 0, Start: int64(g.start_ns), End: int64(g.end_ns),
-			Since: int64(g.since_ns), InFlight: int64(g.in_flight_ns)}
+			Continues: g.flags&grantContinues != 0, Coupled: g.flags&grantCoupled != 0, Start: int64(g.start_ns), End: int64(g.end_ns),
+			Since: int64(g.since_ns), InFlight: int64(g.in_flight_ns), Beside: int64(g.beside_ns), BesideSince: int64(g.beside_since_ns)}
 	}
 	return l
 }
@@ -233,11 +234,15 @@ func (w *World) SetLease(tenant, gpu int, l arbiter.Lease) {
 		d.seq, d.slot = C.uint64_t(g.Seq), C.uint32_t(g.Slot)
 		d.start_ns, d.end_ns = C.int64_t(g.Start), C.int64_t(g.End)
 		d.since_ns, d.in_flight_ns = C.int64_t(g.Since), C.int64_t(g.InFlight)
+		d.beside_ns, d.beside_since_ns = C.int64_t(g.Beside), C.int64_t(g.BesideSince)
 		if g.Local {
 			d.flags |= grantLocal
 		}
 		if g.Continues {
 			d.flags |= grantContinues
+		}
+		if g.Coupled {
+			d.flags |= grantCoupled
 		}
 	}
 	C.w_lease_set(w.api, C.int32_t(tenant), C.int32_t(gpu), &c)

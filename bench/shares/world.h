@@ -87,7 +87,7 @@ struct share_report {
 struct share_grant {
 	uint64_t seq;
 	uint32_t slot, flags;
-	int64_t start_ns, end_ns, since_ns, in_flight_ns;
+	int64_t start_ns, end_ns, since_ns, in_flight_ns, beside_ns, beside_since_ns;
 };
 
 struct share_lease {

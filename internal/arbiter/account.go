@@ -49,9 +49,11 @@ type tenant struct {
 	excess   int64  // measured beyond what it reported, to be charged
 
 	seq     uint64
+	coupled bool // its kernels wait for each other across GPUs
 	awaited bool // its partners on other GPUs have their turn
 	barred  bool // and those of another tenant that shares GPUs with it
 	wasted  []waste
+	besides []beside
 	advance int64 // charged by the clock, and not reported yet
 	served  int64 // when it was last given a turn
 	adopt   bool  // the latest grant is of another arbiter

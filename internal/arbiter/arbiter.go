@@ -48,9 +48,13 @@ type Grant struct {
 	Slot       int
 	Local      bool
 	Continues  bool // the process had the turn before
+	Coupled    bool // its kernels wait for others across GPUs
 	Start, End int64
 	Since      int64
 	InFlight   int64
+	// For how long another process's work was on the GPU too, ever: the turn before was overdue, or its own. Since not 0: it
+	// is again, since then.
+	Beside, BesideSince int64
 }
 
 // Lease is what a tenant is told (struct tr_lease).

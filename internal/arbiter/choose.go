@@ -5,7 +5,7 @@ const (
 	slotMin      = 2 * ms
 	slotMax      = 10 * ms
 	slotPerCore  = ms * 6 / 10 // and at most so much per hundredth: small shares take short turns
-	slotLent     = 8 * ms
+	slotLent     = 9 * ms
 	anticipation = 2 * ms   // a guaranteed tenant that just finished will be back: its time is not lent
 	latencyAhead = 250 * ms // how long the latency class may keep others from what is theirs
 	longUnit     = 10 * ms  // and not to units that would keep it waiting

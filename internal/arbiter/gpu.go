@@ -49,8 +49,6 @@ type turn struct {
 	revoked    bool
 	unused     bool // for longer than a process needs to wake up
 	seenFirst  bool
-	divided    int64 // given back for time in which the hardware divided the GPU
-	oldSince   int64 // when the next turn began beside it
 	freed      int64 // when the one before was done, 0: it was not
 }
 
@@ -81,6 +79,7 @@ func (g *GPU) Join(id uint64, spec Spec, from Lease, now int64) {
 	for i := range t.lease.Grants {
 		gr := &t.lease.Grants[i]
 		gr.End, gr.Local = min(gr.End, now), false
+		t.adoptBeside(gr)
 	}
 	at, _ := slices.BinarySearchFunc(g.tenants, id, func(t *tenant, id uint64) int { return cmp.Compare(t.id, id) })
 	g.tenants = slices.Insert(g.tenants, at, t)
@@ -136,6 +135,7 @@ func (g *GPU) Step(now int64, report func(id uint64, r *Report)) (wake int64, ag
 		}
 	}
 	g.meet()
+	g.separate()
 	g.publish()
 	return g.wake(), g.again
 }
@@ -177,7 +177,6 @@ func (g *GPU) account(now int64, report func(id uint64, r *Report)) {
 	}
 	g.now = now
 	g.guarantee(now)
-	g.divide(dt)
 }
 
 // leastLent is where a tenant that comes back begins in the division of lent time, so that it does not

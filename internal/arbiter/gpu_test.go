@@ -207,6 +207,12 @@ func grantText(g Grant) string {
 	if g.Since != 0 {
 		text += ", free since " + ago(g.Since)
 	}
+	if g.Beside != 0 {
+		text += fmt.Sprintf(", %v beside others", time.Duration(g.Beside))
+	}
+	if g.BesideSince != 0 {
+		text += ", beside another since " + ago(g.BesideSince)
+	}
 	if g.InFlight != 0 {
 		text += fmt.Sprintf(", %v in flight", time.Duration(g.InFlight))
 	}

@@ -93,6 +93,7 @@ func (g *GPU) meet() {
 		if n.spins != 0 && n.waits&^n.spins != 0 {
 			n.coupled = g.now
 		}
+		t.coupled = n.isCoupled(g.now)
 		t.barred, t.awaited = l.place(n, bit, g.now, t)
 	}
 }

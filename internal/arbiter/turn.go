@@ -15,6 +15,7 @@ const (
 	hardwareSlice = ms      // of a GPU's time-slice groups, unless set otherwise
 	latencyPart   = 1 * ms  // a latency-class process waits for the rest of a unit so long at most
 	latencyWork   = 1 * ms  // in flight at once beside latency-class tenants
+	lentWork      = 2 * ms  // and of who has time that is not guaranteed to it
 )
 
 // process is the turn's process as it was last reported; nil when it is gone.
@@ -65,23 +66,19 @@ func (g *GPU) drain() {
 		return
 	}
 	if g.cur != nil {
-		g.part(g.old, g.old.endedAt(p, g.now))
+		g.part(g.old.endedAt(p, g.now))
 	}
 	g.old = nil
 }
 
 // part ends the time in which two turns were on the GPU. If the old one's last unit ended as soon as its time
-// slice allowed, it had the GPU until then; if it is later by a slice, the hardware gave that to the next
-// one in between, and the old one measured it as its own.
-func (g *GPU) part(old *turn, end int64) {
-	both := end - g.cur.start
-	if both < hardwareSlice*9/10 {
+// slice allowed, it had the GPU until then.
+func (g *GPU) part(end int64) {
+	if end-g.cur.start < hardwareSlice*9/10 {
 		g.cur.freed = end
 		g.write(g.cur)
-		return
 	}
-	other := max(min(both, hardwareSlice), both/2)
-	old.t.charge(-max(other-old.divided, 0), false)
+	g.apart(end)
 }
 
 // chargeByClock charges a turn that is overdue for the time that it held the GPU without reporting its use. What it
@@ -91,24 +88,6 @@ func (g *GPU) chargeByClock(u *turn) {
 	if held-used > unreported {
 		u.t.charge(held-used, false)
 		u.t.advance += held - used
-	}
-}
-
-// divide gives back what two turns were charged twice: while both have work on the GPU, and once the old one's
-// time slice is over, the hardware divides it between them, but both measure all of it.
-func (g *GPU) divide(dt int64) {
-	if g.old == nil || g.cur == nil {
-		return
-	}
-	a, b := g.old.process(), g.cur.process()
-	if a == nil || b == nil || a.InFlight == 0 || b.InFlight == 0 {
-		return
-	}
-	both := min(dt, g.now-g.old.oldSince-hardwareSlice)
-	if both > 0 {
-		g.old.t.charge(-both/2, false)
-		g.cur.t.charge(-both/2, false)
-		g.old.divided += both / 2
 	}
 }
 
@@ -132,7 +111,7 @@ func (g *GPU) turn() bool {
 	case g.next != nil && g.now >= g.next.start:
 		g.chargeByClock(g.cur)
 		g.old, g.cur, g.next = g.cur, g.next, nil
-		g.old.oldSince = g.now
+		g.together()
 		return true
 	case g.cur.local && g.otherWaits(g.cur):
 		g.revoke(g.cur)
@@ -171,6 +150,7 @@ func (g *GPU) finish(p *Process) {
 	end := g.cur.endedAt(p, g.now)
 	g.freeSince = end
 	g.lookForWaste(p)
+	g.apart(end)
 	g.cur = nil
 	if g.next == nil {
 		return
@@ -181,6 +161,7 @@ func (g *GPU) finish(p *Process) {
 		g.cur.start = g.now
 	}
 	g.write(g.cur)
+	g.together()
 }
 
 // begin starts a turn on the free GPU.
@@ -196,6 +177,7 @@ func (g *GPU) begin() bool {
 	if g.otherWanted(c.t) && g.now-g.freeSince < recent {
 		g.cur.freed = g.freeSince
 	}
+	g.together()
 	return true
 }
 
@@ -293,9 +275,15 @@ func (g *GPU) grant(c *choice, start int64, continues bool) *turn {
 	t.served = g.now
 	g.take(t)
 	gr := &t.lease.Grants[u.seq&1]
-	*gr = Grant{Seq: u.seq, Slot: u.slot, Continues: continues}
-	if g.latencyMember(t) {
+	*gr = Grant{Seq: u.seq, Slot: u.slot, Continues: continues, Coupled: t.coupled}
+	if b := t.besideOf(u.slot); b != nil {
+		gr.Beside, gr.BesideSince = b.total, b.since
+	}
+	switch {
+	case g.latencyMember(t):
 		gr.InFlight = latencyWork
+	case c.lent:
+		gr.InFlight = lentWork
 	}
 	g.write(u)
 	return u

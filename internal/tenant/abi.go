@@ -31,6 +31,7 @@ const (
 	leaseRequired  = 1
 	grantLocal     = 1
 	grantContinues = 2
+	grantCoupled   = 4
 	leasesOffset   = 4096
 
 	// BeatNs is how often the arbiter gives a sign of life; BeatStaleNs without one: it is dead.
@@ -95,6 +96,11 @@ type grant struct {
 	inFlightNs int64
 }
 
+type beside struct {
+	totalNs int64
+	sinceNs int64
+}
+
 type lease struct {
 	word        uint32
 	flags       uint32
@@ -105,7 +111,8 @@ type lease struct {
 	shareWanted uint32
 	shareGot    uint32
 	grants      uint64
-	reserved    [12]uint64
+	beside      [2]beside
+	reserved    [8]uint64
 }
 
 type leasesPage struct {

@@ -26,7 +26,7 @@ func snake(name string) string {
 // The header's own words against the mirror: sizes and offsets of every field, and every constant.
 func TestABI(t *testing.T) {
 	structs := map[string]reflect.Type{
-		"tr_limits_dev": reflect.TypeFor[limitsDev](), "tr_grant": reflect.TypeFor[grant](), "tr_lease": reflect.TypeFor[lease](), "tr_leases": reflect.TypeFor[leasesPage](),
+		"tr_limits_dev": reflect.TypeFor[limitsDev](), "tr_grant": reflect.TypeFor[grant](), "tr_beside": reflect.TypeFor[beside](), "tr_lease": reflect.TypeFor[lease](), "tr_leases": reflect.TypeFor[leasesPage](),
 		"tr_limits":  reflect.TypeFor[limitsPage](),
 		"tr_account": reflect.TypeFor[account](), "tr_slot_dev": reflect.TypeFor[slotDev](),
 		"tr_slot": reflect.TypeFor[slot](), "tr_coverage": reflect.TypeFor[coverage](), "tr_ledger": reflect.TypeFor[ledgerPage](),
@@ -35,7 +35,7 @@ func TestABI(t *testing.T) {
 		"TR_ABI_VERSION": abiVersion, "TR_LIMITS_MAGIC": limitsMagic, "TR_LEDGER_MAGIC": ledgerMagic, "TR_MAX_DEVICES": MaxDevices,
 		"TR_MAX_PROCS": MaxProcs, "TR_UUID_LEN": uuidLen, "TR_NAME_LEN": nameLen, "TR_LIMITS_FAIL_OPEN": flagFailOpen,
 		"TR_DEV_MEMORY_LIMITED": flagMemoryLimited, "TR_DEV_CORES_LIMITED": flagCoresLimited, "TR_DEV_BURST": flagBurst,
-		"TR_DEV_LATENCY": flagLatency, "TR_LEASE_REQUIRED": leaseRequired, "TR_GRANT_LOCAL": grantLocal, "TR_GRANT_CONTINUES": grantContinues, "TR_LEASES_MAGIC": leasesMagic,
+		"TR_DEV_LATENCY": flagLatency, "TR_LEASE_REQUIRED": leaseRequired, "TR_GRANT_LOCAL": grantLocal, "TR_GRANT_CONTINUES": grantContinues, "TR_GRANT_COUPLED": grantCoupled, "TR_LEASES_MAGIC": leasesMagic,
 		"TR_LEASES_OFFSET": leasesOffset, "TR_BEAT_NS": BeatNs, "TR_BEAT_STALE_NS": BeatStaleNs,
 
 		"TR_UNIT": Unit, "TR_WORD_AMOUNT_BITS": amountBits, "TR_WORD_SLOT_BITS": slotBits, "TR_WORD_OP_BITS": opBits,

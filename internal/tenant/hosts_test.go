@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestNSPIDs(t *testing.T) {
@@ -44,7 +47,8 @@ func TestHosts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes a PID namespace")
 	}
-	cmd := exec.Command("sh", "-c", "readlink /proc/self/ns/pid; exec sleep 60")
+	// Number 1 and its child 2, a zombie: of those the kernel does not tell the namespace.
+	cmd := exec.Command("sh", "-c", "readlink /proc/self & exec sleep 60")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -54,7 +58,16 @@ func TestHosts(t *testing.T) {
 		t.Skipf("no PID namespace: %v", err)
 	}
 	lines := bufio.NewScanner(out)
-	lines.Scan() // it runs; /proc shows our own namespace's numbers
+	lines.Scan() // /proc shows our own namespace's numbers
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		status, err := os.ReadFile(filepath.Join("/proc", lines.Text(), "status"))
+		if err == nil && strings.Contains(string(status), "State:\tZ") {
+			break
+		}
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("no zombie %q: %s %v", lines.Text(), status, err)
+		}
+	}
 	ns, err := namespaceOf(fmt.Sprintf("/proc/%d/ns/pid", cmd.Process.Pid))
 	if err != nil || ns == PIDNamespace() {
 		t.Fatal(ns, err)

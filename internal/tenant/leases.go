@@ -15,9 +15,12 @@ type Grant struct {
 	Slot       int
 	Local      bool
 	Continues  bool
+	Coupled    bool
 	Start, End int64
 	Since      int64
 	InFlight   int64
+	// Another process's work was on the GPU too (struct tr_beside).
+	Beside, BesideSince int64
 }
 
 // Lease is what the arbiter says about one device (struct tr_lease).
@@ -140,6 +143,8 @@ func (p *lease) put(to Lease) bool {
 	news := atomic.SwapUint32(&p.flags, flags) != flags
 	news = atomic.SwapInt64(&p.eligibleNs, to.Eligible) != to.Eligible || news
 	for i := range to.Grants {
+		atomic.StoreInt64(&p.beside[i].totalNs, to.Grants[i].Beside)
+		atomic.StoreInt64(&p.beside[i].sinceNs, to.Grants[i].BesideSince)
 		news = p.grant[i].put(to.Grants[i]) || news
 	}
 	atomic.StoreInt64(&p.tat, to.TAT)
@@ -151,6 +156,7 @@ func (p *lease) put(to Lease) bool {
 }
 
 func (g *grant) put(to Grant) bool {
+	to.Beside, to.BesideSince = 0, 0 // nobody waits for them
 	if g.get() == to {
 		return false
 	}
@@ -160,6 +166,9 @@ func (g *grant) put(to Grant) bool {
 	}
 	if to.Continues {
 		flags |= grantContinues
+	}
+	if to.Coupled {
+		flags |= grantCoupled
 	}
 	atomic.StoreUint64(&g.seq, to.Seq)
 	atomic.StoreUint32(&g.slot, uint32(to.Slot))
@@ -174,7 +183,7 @@ func (g *grant) put(to Grant) bool {
 func (g *grant) get() Grant {
 	flags := atomic.LoadUint32(&g.flags)
 	return Grant{Seq: atomic.LoadUint64(&g.seq), Slot: int(atomic.LoadUint32(&g.slot)), Local: flags&grantLocal != 0,
-		Continues: flags&grantContinues != 0, Start: atomic.LoadInt64(&g.startNs), End: atomic.LoadInt64(&g.endNs),
+		Continues: flags&grantContinues != 0, Coupled: flags&grantCoupled != 0, Start: atomic.LoadInt64(&g.startNs), End: atomic.LoadInt64(&g.endNs),
 		Since: atomic.LoadInt64(&g.sinceNs), InFlight: atomic.LoadInt64(&g.inFlightNs)}
 }
 
@@ -192,7 +201,7 @@ func (l *Leases) Get(dev int) (Lease, bool) {
 }
 
 func (p *lease) get() Lease {
-	return Lease{
+	l := Lease{
 		Required: atomic.LoadUint32(&p.flags)&leaseRequired != 0,
 		Grants:   [2]Grant{p.grant[0].get(), p.grant[1].get()},
 		Eligible: atomic.LoadInt64(&p.eligibleNs),
@@ -200,6 +209,10 @@ func (p *lease) get() Lease {
 		Wanted: int(atomic.LoadUint32(&p.shareWanted)), Got: int(atomic.LoadUint32(&p.shareGot)),
 		Granted: atomic.LoadUint64(&p.grants),
 	}
+	for i := range l.Grants {
+		l.Grants[i].Beside, l.Grants[i].BesideSince = atomic.LoadInt64(&p.beside[i].totalNs), atomic.LoadInt64(&p.beside[i].sinceNs)
+	}
+	return l
 }
 
 // Beat is the arbiter's sign of life.

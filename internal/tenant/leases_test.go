@@ -47,8 +47,8 @@ func openWriter(t *testing.T, dir string) *Leases {
 
 func sampleLease() Lease {
 	return Lease{Required: true, Eligible: 5, TAT: -7, GPUTime: 9, Wanted: 5000, Got: 3000, Granted: 11, Grants: [2]Grant{
-		{Seq: 4, Slot: 3, Local: true, Start: 100, End: Forever, Since: 90, InFlight: 1},
-		{Seq: 5, Slot: 1023, Continues: true, Start: 200, End: 300}}}
+		{Seq: 4, Slot: 3, Local: true, Start: 100, End: Forever, Since: 90, InFlight: 1, Beside: 120, BesideSince: 140},
+		{Seq: 5, Slot: 1023, Continues: true, Coupled: true, Start: 200, End: 300}}}
 }
 
 func TestLeases(t *testing.T) {

@@ -96,6 +96,28 @@ enum tr_turn tr_lease_look(int dev, int64_t now)
 	return d->turn;
 }
 
+int64_t tr_lease_beside(int dev, int64_t at)
+{
+	const struct tr_lease *l = lease_of(dev);
+	for (int i = 0; i < TRIES; i++) {
+		uint32_t before = __atomic_load_n(&l->word, __ATOMIC_SEQ_CST);
+		uint64_t newest = 0;
+		int64_t total = 0, since = 0;
+		for (int n = 0; n < 2; n++) {
+			uint64_t seq = __atomic_load_n(&l->grant[n].seq, __ATOMIC_ACQUIRE);
+			if (seq <= newest || __atomic_load_n(&l->grant[n].slot, __ATOMIC_ACQUIRE) !=
+						     (uint32_t)tr_slot_index())
+				continue;
+			newest = seq;
+			total = __atomic_load_n(&l->beside[n].total_ns, __ATOMIC_ACQUIRE);
+			since = __atomic_load_n(&l->beside[n].since_ns, __ATOMIC_ACQUIRE);
+		}
+		if ((before & 1) == 0 && __atomic_load_n(&l->word, __ATOMIC_ACQUIRE) == before)
+			return total + (since != 0 && at > since ? at - since : 0);
+	}
+	return 0;
+}
+
 int64_t tr_lease_since(int dev, uint64_t seq)
 {
 	struct tr_grant g[2] = {0};

@@ -263,14 +263,20 @@ static void nap(const struct tr_launch *l, bool turn, int64_t until)
 
 /* Whether the queue on the device is long enough, or holds something unmeasured that this launch
  * must not join by the thousand. */
-static bool crowded(int dev, const struct tr_launch *l)
+static bool crowded(int dev, const struct tr_launch *l, int64_t now)
 {
 	const struct tr_dev *d = &tr_meter.dev[dev];
 	int64_t most = TR_IN_FLIGHT_NS;
 	if (l->cost == NULL && d->unknown > 0)
 		return true;
-	if (d->turn == TR_TURN_HELD)
-		most = d->grant.in_flight_ns > 0 ? d->grant.in_flight_ns : TR_TURN_FLIGHT_NS;
+	if (d->turn == TR_TURN_HELD && d->grant.in_flight_ns > 0) {
+		/* Who goes first waits for what is in flight. */
+		most = d->grant.in_flight_ns;
+		if (d->units > 0 && l->est > most && tr_lease_work_end(dev, now) - now > most)
+			return true;
+	} else if (d->turn == TR_TURN_HELD) {
+		most = TR_TURN_FLIGHT_NS;
+	}
 	return d->units >= 2 && d->est + l->est > most;
 }
 
@@ -348,7 +354,7 @@ static enum gate gate(struct tr_thread *t, const struct tr_launch *l, int dev, s
 	enter_turn(t, d);
 	if (waited_enough(dev, now, w->room_since))
 		TR_TRACE("meter: device %d: a marker is overdue, launching into debt", dev);
-	else if (!force && crowded(dev, l)) {
+	else if (!force && crowded(dev, l, now)) {
 		*until = now + LOOK_NS;
 		return ROOM;
 	}
@@ -458,6 +464,7 @@ static void place(struct tr_launch *l, struct tr_thread *t, struct tr_stream *s)
 		(idle && (!s->was_single || recorded - s->last_end > PAUSE_NS) && start != NULL);
 	struct tr_unit *u = alone ? calloc(1, sizeof *u) : NULL;
 	bool first = begins_turn(s->ctx->dev);
+	int64_t beside = t->seq == 0 ? 0 : tr_lease_beside(s->ctx->dev, tr_now_ns());
 	tr_meter.dev[s->ctx->dev].open++;
 	if (u == NULL) {
 		t->open = s;
@@ -465,6 +472,7 @@ static void place(struct tr_launch *l, struct tr_thread *t, struct tr_stream *s)
 		t->start = start;
 		t->start_recorded_ns = recorded;
 		t->n = 0;
+		t->beside = beside;
 		t->opened_ns = t->first_ns = tr_now_ns();
 		return;
 	}
@@ -475,6 +483,7 @@ static void place(struct tr_launch *l, struct tr_thread *t, struct tr_stream *s)
 	u->unknown = !known;
 	u->first = first;
 	u->seq = t->seq;
+	u->beside = beside;
 	u->est = l->est;
 	u->n = 1;
 	u->cost[0] = l->cost;

@@ -113,6 +113,8 @@ enum tr_turn tr_lease_look(int dev, int64_t now);
 bool tr_lease_flagged(int dev);
 /* From when the GPU was ours alone in that turn, 0: not known. */
 int64_t tr_lease_since(int dev, uint64_t seq);
+/* How long, ever until then, another process's work was on the device beside ours. */
+int64_t tr_lease_beside(int dev, int64_t at);
 /* From when the tenant's debt does not keep it from a turn. */
 int64_t tr_lease_eligible(int dev);
 /* A launch begins, before it looks at the grant; and is done with, or waits. */
@@ -195,6 +197,7 @@ struct tr_stream {
 	struct tr_ctx *ctx;
 	struct tr_unit *head, *tail; /* in flight */
 	int64_t last_end;	     /* of the last unit that is done, 0: none */
+	int64_t beside;		     /* tr_lease_beside then */
 	struct tr_stream *next;
 };
 
@@ -213,6 +216,7 @@ struct tr_unit {
 	bool spun;	     /* launches went past it: it may have waited for one of them */
 	bool first;	     /* in a turn */
 	uint64_t seq;	     /* the turn */
+	int64_t beside;	     /* tr_lease_beside when it was opened */
 	int n;
 	struct tr_cost *cost[TR_BATCH_MAX];
 	uint64_t tag[TR_BATCH_MAX];
@@ -245,6 +249,7 @@ struct tr_thread {
 	struct tr_stream *open; /* NULL: no batch is open */
 	struct tr_event *start;
 	int64_t start_recorded_ns, first_ns, opened_ns;
+	int64_t beside; /* tr_lease_beside when it was opened */
 	uint32_t seed;
 	struct tr_thread *next;
 };

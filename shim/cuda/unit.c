@@ -319,6 +319,31 @@ static int64_t without_handover(struct tr_unit *u, int64_t busy)
 	return max64(busy - handover(d), 0);
 }
 
+/* Whether what is known of the unit's cost says more than the time that it took beside other work, of which
+ * that work may have had all. A kernel that waits for something has no cost to know. */
+static bool telling(const struct tr_unit *u, int64_t busy)
+{
+	const struct tr_dev *d = &tr_meter.dev[u->stream->ctx->dev];
+	return !u->unknown && u->counted_to == 0 && (d->grant.flags & TR_GRANT_COUPLED) == 0 &&
+	       busy <= 4 * u->est + 5 * LONG_NS;
+}
+
+/* Of `busy`, another process's work was on the GPU for `beside`: its time slices lie in ours. */
+static int64_t without_others(const struct tr_unit *u, int64_t busy, int64_t beside)
+{
+	beside = min64(beside, busy);
+	if (!telling(u, busy))
+		return busy - beside / 2;
+	return min64(max64(u->est, busy - beside), busy);
+}
+
+/* For how long another process's work was on the GPU since the unit began, or was reported of. */
+static int64_t others(const struct tr_unit *u, int64_t at)
+{
+	const struct tr_stream *s = u->stream;
+	return u->seq == 0 ? 0 : max64(tr_lease_beside(s->ctx->dev, at) - max64(u->beside, s->beside), 0);
+}
+
 /* The unit is done, seen at `seen`: what it took against what was charged.
  *
  * After it was closed everything was queued, so from then on the stream had no gaps. Before that
@@ -345,14 +370,20 @@ static void unit_account(struct tr_unit *u, int64_t seen)
 		unsure = min64(u->closed_ns - from, span);
 	if (unsure > 0)
 		busy -= min64(guess_gaps(u, from), unsure);
-	busy = without_handover(u, busy);
+	int64_t beside = others(u, end);
+	busy = beside > 0 ? without_others(u, busy, beside) : without_handover(u, busy);
 	int64_t fresh = tr_cover(&tr_ledger()->coverage[dev], end - busy, end);
 	tr_credit_report(dev, fresh, u->counted + fresh - lead);
 	tr_lease_ended(dev, end);
 	if (u->first)
 		d->first_ns = d->turn_from = end - busy;
-	/* Where gaps were guessed from the estimate, that must not confirm itself. */
-	if (u->first && !u->unknown && one_of_several(u))
+	/* Where gaps were guessed from the estimate, that must not confirm itself; nor where others' work was
+	 * beside it: then only what cannot be right is learned from. */
+	if (beside > 0) {
+		int64_t took = u->counted + busy;
+		if (u->unknown || took > u->est + u->est / 4 || took < u->est - u->est / 4)
+			learn(u, took);
+	} else if (u->first && !u->unknown && one_of_several(u))
 		; /* what the handover took of it is a guess as well */
 	else if (u->counted_to != 0)
 		learn(u, end - u->started_ns);
@@ -361,6 +392,7 @@ static void unit_account(struct tr_unit *u, int64_t seen)
 	else if (span - unsure > u->est)
 		learn(u, span - unsure);
 	s->last_end = max64(s->last_end, end);
+	s->beside = u->seq == 0 ? 0 : tr_lease_beside(dev, end);
 }
 
 /* A long unit that still ran at `now`: what it has taken so far is charged now, so that others do
@@ -369,7 +401,8 @@ static void unit_progress(struct tr_unit *u, int64_t now)
 {
 	struct tr_stream *s = u->stream;
 	int dev = s->ctx->dev;
-	if (now - u->closed_ns < max64(LONG_NS, 2 * u->est))
+	int64_t beside = others(u, now);
+	if (now - u->closed_ns - beside < max64(LONG_NS, 2 * u->est))
 		return;
 	if (u->start != NULL && u->started_ns == 0 &&
 	    REAL(cuEventQuery)(u->start->handle) != CUDA_SUCCESS)
@@ -382,6 +415,8 @@ static void unit_progress(struct tr_unit *u, int64_t now)
 	if (now - from < TR_MS)
 		return;
 	int64_t before = max64(u->est, u->counted);
+	from += min64(beside, now - from) / 2;
+	u->beside = max64(u->beside, s->beside) + beside;
 	int64_t fresh = tr_cover(&tr_ledger()->coverage[dev], from, now);
 	u->counted += fresh;
 	u->counted_to = now;
@@ -476,6 +511,7 @@ void tr_batch_close(struct tr_thread *t, bool late)
 	u->first_ns = t->first_ns;
 	u->first = t->first;
 	u->seq = t->seq;
+	u->beside = t->beside;
 	u->n = (int)t->n;
 	for (int i = 0; i < u->n; i++) {
 		u->cost[i] = t->cost[i];

@@ -208,6 +208,7 @@ func TestChart(t *testing.T) {
 		{"Webhook", chartWebhook},
 		{"Examples", chartExamples},
 		{"Upgrade", chartUpgrade},
+		{"Failures", chartFailures},
 		{"Uninstall", chartUninstall},
 		{"Broken", chartBroken},
 	} {

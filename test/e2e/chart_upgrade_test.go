@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,39 +19,82 @@ type upgraded struct {
 	gpu  int
 }
 
-// An upgrade of the chart, and the way back, while ten tenants work on five GPUs: none restarts, each GPU works no more than its
-// tenants' limits meanwhile, and works on.
-func chartUpgrade(t *testing.T, c *chart) {
-	const limit = 70
-	var pods []*corev1.Pod
+// busyLimit is the sum of the limits of the two tenants that a GPU of a crowd has.
+const busyLimit = 70
+
+// crowd are tenants that keep GPUs busy while something happens to the cluster.
+type crowd struct {
+	c       *chart
+	pods    []*corev1.Pod
+	measure *measured
+	quiet   []gpuWork // before anything happened
+	filled  int       // MiB that the first got
+}
+
+// newCrowd makes two tenants on each of so many GPUs of these nodes in turn, until the end of the test.
+func newCrowd(t *testing.T, c *chart, gpus int, nodes []*gpuNode) *crowd {
+	t.Helper()
+	r := &crowd{c: c}
 	var places []upgraded
-	for i := range 5 {
-		n, gpu := c.nodes[i%len(c.nodes)], i/len(c.nodes)
+	for i := range gpus {
+		n, gpu := nodes[i%len(nodes)], i/len(nodes)
 		uuid := c.inventory(t, n.Name).GPUs[gpu].UUID
 		places = append(places, upgraded{n, gpu})
 		for k, cores := range []int{30, 40} {
 			manifest := podOf(fmt.Sprintf("up-%d-%d", i, k), container("c", "exec gpuload --kernel 5ms --time 100000", cores, 16), "tranche.dev/gpu-uuid", uuid) +
 				"  schedulerName: tranche-scheduler\n  nodeSelector: {kubernetes.io/hostname: " + n.Name + "}\n"
-			pods = append(pods, c.b.CreatePod(t, manifest))
+			r.pods = append(r.pods, c.b.CreatePod(t, manifest))
 		}
 	}
-	for i := range pods {
-		pods[i] = c.b.WaitPhase(t, pods[i], corev1.PodRunning, soon)
+	for i := range r.pods {
+		r.pods[i] = c.b.WaitPhase(t, r.pods[i], corev1.PodRunning, soon)
 	}
-	c.nodes[0].deleteAll(t)
-	filled := c.fill(t, pods[0], "c", 16)
+	nodes[0].deleteAll(t)
+	r.filled = c.fill(t, r.pods[0], "c", 16)
+	r.measure = measureGPUs(t, places)
+	r.quiet = r.measure.during(10 * time.Second)
+	return r
+}
 
-	measure := measureGPUs(t, places)
-	quiet := measure.during(10 * time.Second)
+// unmoved checks that nothing that happened since has stopped a tenant, and that none got more than its limits.
+func (r *crowd) unmoved(t *testing.T, what string, since time.Time) {
+	t.Helper()
+	for i, g := range r.measure.since(since) {
+		name := fmt.Sprintf("GPU %d of %s", r.measure.places[i].gpu, r.measure.places[i].node.Name)
+		t.Logf("%s, %s: %.1f %% (%.1f before), at most %.1f in a window of %d s", what, name, g.mean, r.quiet[i].mean, g.most, wide)
+		if g.mean > busyLimit+1.5 {
+			t.Errorf("%s worked %.1f %% during: %s; its tenants' limits are %d", name, g.mean, what, busyLimit)
+		}
+		if most := busyLimit*(1+owed(wide*time.Second)) + 3; g.most > most {
+			t.Errorf("%s worked %.1f %% for %d s during: %s; its tenants' limits are %d", name, g.most, wide, what, busyLimit)
+		}
+		if g.mean < busyLimit/2 {
+			t.Errorf("%s worked %.1f %% during: %s; and %.1f before", name, g.mean, what, r.quiet[i].mean)
+		}
+	}
+	for _, p := range r.pods {
+		if now := r.c.running(t, "default", p.Name); now.UID != p.UID || now.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("%s was restarted by: %s", p.Name, what)
+		}
+	}
+	if after := r.c.fill(t, r.pods[0], "c", 16); after != r.filled {
+		t.Errorf("%s got %d MiB before and %d after: %s", r.pods[0].Name, r.filled, after, what)
+	}
+}
+
+// An upgrade of the chart, and the way back, while ten tenants work on five GPUs: none restarts, each GPU works no more than its
+// tenants' limits meanwhile, and works on.
+func chartUpgrade(t *testing.T, c *chart) {
+	crowd := newCrowd(t, c, 5, c.nodes)
 	for _, step := range []struct {
-		name string
-		do   func() error
+		name, image string
+		do          func() error
 	}{
-		{"upgrade", func() error {
+		{"upgrade", chartImageNext, func() error {
 			c.install(t, append(chartValues, "--set-string", "image.tag=2")...)
 			return nil
 		}},
-		{"rollback", func() error {
+		{"rollback", chartImage, func() error {
 			_, err := c.helm(t.Context(), "rollback", "tranche", "--wait", "--timeout", "3m")
 			return err
 		}},
@@ -64,36 +106,25 @@ func chartUpgrade(t *testing.T, c *chart) {
 		}
 		done()
 		c.reach(t)
-		tag := map[string]string{"upgrade": chartImageNext, "rollback": chartImage}[step.name]
 		for _, n := range c.nodes {
-			if image := c.nodePod(t, n.Name).Spec.Containers[0].Image; image != tag {
+			if image := c.nodePod(t, n.Name).Spec.Containers[0].Image; image != step.image {
 				t.Errorf("after the %s %s runs %s", step.name, n.Name, image)
 			}
 		}
-		got := measure.since(start)
-		for i, g := range got {
-			t.Logf("%s, GPU %d of %s: %.1f %% (%.1f before), at most %.1f in a window of %d s", step.name, places[i].gpu, places[i].node.Name, g.mean, quiet[i].mean, g.most, wide)
-			if g.mean > limit+1.5 {
-				t.Errorf("GPU %d of %s worked %.1f %% during the %s, its tenants' limits are %d", places[i].gpu, places[i].node.Name, g.mean, step.name, limit)
-			}
-			if most := limit*(1+owed(wide*time.Second)) + 3; g.most > most {
-				t.Errorf("GPU %d of %s worked %.1f %% for %d s during the %s, its tenants' limits are %d", places[i].gpu, places[i].node.Name, g.most, wide, step.name, limit)
-			}
-			if g.mean < limit/2 {
-				t.Errorf("GPU %d of %s worked %.1f %% during the %s, and %.1f before", places[i].gpu, places[i].node.Name, g.mean, step.name, quiet[i].mean)
-			}
-		}
-		for _, p := range pods {
-			if now := c.running(t, "default", p.Name); now.UID != p.UID || now.Status.ContainerStatuses[0].RestartCount != 0 {
-				t.Errorf("%s was restarted by the %s", p.Name, step.name)
-			}
-		}
-		if after := c.fill(t, pods[0], "c", 16); after != filled {
-			t.Errorf("%s got %d MiB before and %d after the %s", pods[0].Name, filled, after, step.name)
-		}
-		// What is new has its slice, too.
-		c.b.DeletePod(t, c.b.WaitPhase(t, c.b.CreatePod(t, strings.Replace(podOf("new", container("c", "exec sleep 100000", 50, 8)), "spec:\n", "spec:\n  schedulerName: tranche-scheduler\n", 1)), corev1.PodRunning, soon))
+		crowd.unmoved(t, step.name, start)
+		c.b.DeletePod(t, c.slice(t, "new", "")) // what is new has its slice, too
 	}
+}
+
+// slice is a new pod with a slice, on a node if one is named, once it runs.
+func (c *chart) slice(t *testing.T, name, node string) *corev1.Pod {
+	t.Helper()
+	manifest := podOf(name, container("c", "exec sleep 100000", 50, 8)) + "  schedulerName: tranche-scheduler\n"
+	if node != "" {
+		manifest += "  nodeSelector: {kubernetes.io/hostname: " + node + "}\n"
+	}
+	// A scheduler that was away asks again a minute later at most.
+	return c.b.WaitPhase(t, c.b.CreatePod(t, manifest), corev1.PodRunning, 2*time.Minute)
 }
 
 // gpuWork is what a GPU worked in a time, in percent: in all of it, and at most in a window of `wide` seconds or somewhat more.

@@ -372,7 +372,8 @@ static void lease_get(int32_t of, int32_t gpu, struct share_lease *out)
 	for (int i = 0; i < 2; i++) {
 		const struct tr_grant *g = &l->grant[i];
 		out->grant[i] = (struct share_grant){g->seq, g->slot, g->flags, g->start_ns, g->end_ns,
-						     g->since_ns, g->in_flight_ns};
+						     g->since_ns, g->in_flight_ns,
+						     l->beside[i].total_ns, l->beside[i].since_ns};
 	}
 }
 
@@ -403,6 +404,7 @@ static void lease_set(int32_t of, int32_t gpu, const struct share_lease *in)
 			say_grant(of, &l->grant[i], g);
 		l->grant[i] = (struct tr_grant){g->seq, g->slot, g->flags, g->start_ns, g->end_ns,
 						g->since_ns, g->in_flight_ns};
+		l->beside[i] = (struct tr_beside){g->beside_ns, g->beside_since_ns};
 	}
 	__atomic_store_n(&l->word, l->word + 1, __ATOMIC_SEQ_CST);
 	share_wake(&l->word, INT32_MAX);

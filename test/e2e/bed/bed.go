@@ -118,7 +118,7 @@ func able() error {
 	if os.Geteuid() != 0 {
 		return errors.New("it needs root")
 	}
-	for _, tool := range []string{"ip", "mount", "cp"} {
+	for _, tool := range []string{"ip", "mount", "cp", "busybox"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%w: tools/setup.sh e2e installs what is missing", err)
 		}
