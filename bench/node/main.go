@@ -1,5 +1,6 @@
 // Bench measures `tranche node` on 8 simulated GPUs of 141 GiB under a kubelet of the tests': what kubelet waits for a
-// pod's calls, and what the node takes while nothing happens. Usage: node TRANCHE [JSON]
+// pod's calls, in turn with those of a plugin that does nothing, and what the node takes while nothing happens.
+// Usage: node TRANCHE [JSON]
 package main
 
 import (
@@ -40,6 +41,13 @@ func main() {
 	if len(os.Args) < 2 {
 		fmt.Fprintln(os.Stderr, "usage: node TRANCHE [JSON]")
 		os.Exit(2)
+	}
+	if os.Args[1] == "bare" && len(os.Args) == 3 {
+		if err := serveBare(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench node, control:", err)
+			os.Exit(1)
+		}
+		return
 	}
 	rows, err := bench(os.Args[1])
 	if err == nil && len(os.Args) > 2 {
@@ -93,7 +101,7 @@ func bench(tranche string) (rows []report.Row, err error) {
 			err = fmt.Errorf("tranche node: %w\n%s", waitErr, text)
 		}
 	}()
-	k.Meter = func() time.Duration { return onCPU(cmd.Process.Pid) }
+	k.Meter = onCPUOf(cmd.Process.Pid)
 	debug.SetGCPercent(1000) // what measures should not be what is measured
 	within, stop := context.WithTimeout(ctx, 60*time.Second)
 	defer stop()
@@ -102,34 +110,49 @@ func bench(tranche string) (rows []report.Row, err error) {
 		return nil, fmt.Errorf("%w\n%s", err, text)
 	}
 	label := fmt.Sprintf("sim: %d core and %d memory IDs", k.Healthy(core), k.Healthy(memory))
-	for i := range pods {
-		if _, err := admit(ctx, k, i, "resident"); err != nil {
-			return nil, err
-		}
+	nothing, end, err := startBare(ctx, filepath.Join(dir, "bare"))
+	if err != nil {
+		return nil, err
 	}
-	for i := range rounds {
-		uid, err := admit(ctx, k, i, "passing")
-		if err != nil {
-			return nil, err
+	both := []*kubelettest.Kubelet{k, nothing}
+	names := [][2]string{{core, memory}, {bareCore, bareMemory}}
+	for i := range pods + rounds {
+		for n, k := range both {
+			uid, err := admit(ctx, k, i, names[n])
+			if err != nil {
+				return nil, err
+			}
+			if i >= pods {
+				k.Delete(uid)
+			}
 		}
-		k.Delete(uid)
 	}
 	label += "; load average " + load()
-	waits, spent := k.Waits(), k.Spent()
 	for _, call := range []string{"GetPreferredAllocation", "Allocate", "PreStartContainer"} {
 		target := 5.0
 		if call == "PreStartContainer" {
 			target = 100
 		}
-		for _, of := range []struct {
-			name   string
-			values []time.Duration
-		}{{"", waits[call]}, {"CPU ", spent[call]}} {
-			slices.Sort(of.values)
-			for _, q := range []float64{0.5, 0.99} {
-				rows = append(rows, report.Row{Case: call, Metric: fmt.Sprintf("%sp%g", of.name, 100*q), Unit: "ms", Value: at(of.values, q), Target: target, Better: "lower", Label: label})
+		for _, q := range []float64{0.5, 0.99} {
+			for n, k := range both {
+				for _, of := range []struct {
+					name   string
+					values []time.Duration
+				}{{"", k.Waits()[call]}, {"CPU ", k.Spent()[call]}} {
+					slices.Sort(of.values)
+					row := report.Row{Case: call, Metric: fmt.Sprintf("%sp%g", of.name, 100*q), Unit: "ms", Value: at(of.values, q), Label: label}
+					if n == 0 {
+						row.Target, row.Better = target, "lower"
+					} else {
+						row.Case += " of a plugin that does nothing"
+					}
+					rows = append(rows, row)
+				}
 			}
 		}
+	}
+	if err := end(); err != nil {
+		return rows, err
 	}
 	idle, err := idle(cmd.Process.Pid, port)
 	for i := range idle {
@@ -167,6 +190,10 @@ func scrape(port int) error {
 	defer r.Body.Close()
 	_, err = io.Copy(io.Discard, r.Body)
 	return err
+}
+
+func onCPUOf(pid int) func() time.Duration {
+	return func() time.Duration { return onCPU(pid) }
 }
 
 // onCPU is the processor time of a process, by the scheduler's own count of its threads, which is exact
@@ -219,11 +246,11 @@ func memoryOf(pid int) (int64, error) {
 	return 0, errors.New("no VmRSS")
 }
 
-func admit(ctx context.Context, k *kubelettest.Kubelet, i int, kind string) (types.UID, error) {
-	name := fmt.Sprintf("%s-%d", kind, i)
+func admit(ctx context.Context, k *kubelettest.Kubelet, i int, resources [2]string) (types.UID, error) {
+	name := fmt.Sprintf("pod-%d", i)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "bench", UID: types.UID(name), CreationTimestamp: metav1.Now()},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-			core: *resource.NewQuantity(int64(10+i%5*5), resource.DecimalSI), memory: *resource.NewQuantity(int64(20+i%7*10), resource.DecimalSI)}}}}}}
+			corev1.ResourceName(resources[0]): *resource.NewQuantity(int64(10+i%5*5), resource.DecimalSI), corev1.ResourceName(resources[1]): *resource.NewQuantity(int64(20+i%7*10), resource.DecimalSI)}}}}}}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := k.Admit(ctx, pod); err != nil {

@@ -21,6 +21,8 @@ import (
 	"tranche.dev/tranche/internal/kubelet/kubelettest"
 )
 
+func keepAll(*corev1.Pod) {}
+
 // greedy gives whatever is asked, the first of what there is.
 type greedy struct{ started chan []string }
 
@@ -104,7 +106,7 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("%d healthy devices", n)
 	}
 
-	pods, err := kubelet.NewPods(k.Pods)
+	pods, err := kubelet.NewPods(k.Pods, keepAll)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,6 +121,9 @@ func TestKubelet(t *testing.T) {
 	list, err := pods.List(ctx)
 	if err != nil || len(list) != 1 || list[0].UID != "1" {
 		t.Errorf("pods %v, %v", list, err)
+	}
+	if again, err := pods.List(ctx); err != nil || len(again) != 1 || again[0] != list[0] {
+		t.Errorf("a pod that did not change was read again: %v, %v", again, err)
 	}
 	started, err := k.StartContainer(ctx, "1", "c")
 	if err != nil {
@@ -138,8 +143,12 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("held %+v, %v; want %+v", got, err, want)
 	}
 	eventually(t, "the pod is told", func() bool { return s.is([]string{"1 Pending"}) })
+	k.Update("1", func(p *corev1.Pod) { p.Annotations = map[string]string{"a": "b"} })
+	if now, err := pods.List(ctx); err != nil || len(now) != 1 || now[0] == list[0] || now[0].Annotations["a"] != "b" {
+		t.Errorf("a pod that changed: %v, %v", now, err)
+	}
 	k.Delete("1")
-	eventually(t, "its end is told", func() bool { return s.is([]string{"1 Pending", "1 gone"}) })
+	eventually(t, "its end is told", func() bool { return s.is([]string{"1 Pending", "1 Pending", "1 gone"}) })
 
 	k.Stop()
 	if err := k.Start(); err != nil {

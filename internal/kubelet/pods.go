@@ -3,6 +3,8 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
+	"sync"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
@@ -23,22 +25,32 @@ type PodEvents interface {
 type Pods struct {
 	conn   *grpc.ClientConn
 	client pods.PodsClient
+	keep   func(*corev1.Pod)
+
+	seeds [2]maphash.Seed
+	mu    sync.Mutex
+	last  map[podBytes]*corev1.Pod // of the last list
 }
 
-// NewPods uses kubelet's socket, usually /var/lib/kubelet/pods-api/pods-api.sock.
-func NewPods(socket string) (*Pods, error) {
+// podBytes stands for a pod as kubelet sent it: 128 bits of hashes that nobody else can foresee.
+type podBytes [2]uint64
+
+// NewPods uses kubelet's socket, usually /var/lib/kubelet/pods-api/pods-api.sock. keep reduces a pod to what is needed, for
+// the sake of memory.
+func NewPods(socket string, keep func(*corev1.Pod)) (*Pods, error) {
 	conn, err := dial(socket)
 	if err != nil {
 		return nil, err
 	}
-	return &Pods{conn: conn, client: pods.NewPodsClient(conn)}, nil
+	return &Pods{conn: conn, client: pods.NewPodsClient(conn), keep: keep, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}, nil
 }
 
 // Close ends the connection.
 func (p *Pods) Close() error { return p.conn.Close() }
 
 // List returns the pods as kubelet sees them now, static ones too. A pod is listed just before kubelet
-// admits it, and one that was refused has its phase Failed. Kubelet takes 100 calls a second.
+// admits it, and one that was refused has its phase Failed. A pod that has not changed since the last list is the same
+// pointer, and must not be changed. Kubelet takes 100 calls a second.
 func (p *Pods) List(ctx context.Context) ([]*corev1.Pod, error) {
 	var answer *pods.ListPodsResponse
 	err := retry(ctx, "ListPods", func(ctx context.Context) (err error) {
@@ -48,14 +60,21 @@ func (p *Pods) List(ctx context.Context) ([]*corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*corev1.Pod, 0, len(answer.GetPods()))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out, next := make([]*corev1.Pod, 0, len(answer.GetPods())), make(map[podBytes]*corev1.Pod, len(answer.GetPods()))
 	for _, data := range answer.GetPods() {
-		pod, err := decode(data)
-		if err != nil {
-			return nil, err
+		key := podBytes{maphash.Bytes(p.seeds[0], data), maphash.Bytes(p.seeds[1], data)}
+		pod := p.last[key]
+		if pod == nil {
+			if pod, err = decode(data); err != nil {
+				return nil, err
+			}
+			p.keep(pod)
 		}
-		out = append(out, pod)
+		out, next[key] = append(out, pod), pod
 	}
+	p.last = next
 	return out, nil
 }
 

@@ -115,7 +115,7 @@ func (starting) ListPods(context.Context, *podsapi.ListPodsRequest) (*podsapi.Li
 // Kubelet may wait for the very call in which its pods are listed.
 func TestListWhileKubeletStarts(t *testing.T) {
 	socket := serve(t, "pods.sock", func(s *grpc.Server) { podsapi.RegisterPodsServer(s, starting{}) })
-	pods, err := kubelet.NewPods(socket)
+	pods, err := kubelet.NewPods(socket, keepAll)
 	if err != nil {
 		t.Fatal(err)
 	}

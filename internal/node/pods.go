@@ -117,6 +117,8 @@ type podTable struct {
 	names podspec.Names
 	mu    sync.Mutex
 	pods  map[string]*podInfo
+	// listed has what was read of the pods of the last list, nil for those that want no GPU. Most are the same in the next.
+	listed map[*corev1.Pod]*podInfo
 	// changed has room for one, and something in it when pods changed.
 	changed chan struct{}
 }
@@ -162,15 +164,20 @@ func (t *podTable) tell() {
 
 // set takes a whole list in.
 func (t *podTable) set(pods []*corev1.Pod) {
-	next := make(map[string]*podInfo, len(pods))
+	next, listed := make(map[string]*podInfo, len(pods)), make(map[*corev1.Pod]*podInfo, len(pods))
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, pod := range pods {
-		if info := inform(pod, t.names); info != nil {
+		info, known := t.listed[pod]
+		if !known {
+			info = inform(pod, t.names)
+		}
+		listed[pod] = info
+		if info != nil {
 			next[info.UID] = info
 		}
 	}
-	t.mu.Lock()
-	t.pods = next
-	t.mu.Unlock()
+	t.pods, t.listed = next, listed
 }
 
 func (t *podTable) get(uid string) *podInfo {
@@ -261,7 +268,7 @@ func (n *Node) openPods(ctx context.Context) error {
 	n.log.Info("pods are told", "by", from)
 	switch {
 	case from == PodsKubelet:
-		pods, err := kubelet.NewPods(n.config.PodsSocket)
+		pods, err := kubelet.NewPods(n.config.PodsSocket, reduce)
 		if err != nil {
 			return err
 		}
@@ -282,7 +289,7 @@ func (n *Node) podsSource(ctx context.Context) string {
 	if _, err := os.Stat(n.config.PodsSocket); err != nil {
 		return PodsAPIServer
 	}
-	pods, err := kubelet.NewPods(n.config.PodsSocket)
+	pods, err := kubelet.NewPods(n.config.PodsSocket, reduce)
 	if err != nil {
 		return PodsAPIServer
 	}

@@ -193,7 +193,7 @@ func nodeTopologyManager(t *testing.T, n *gpuNode) {
 			return err
 		})
 		// A pod that comes while kubelet admits its first ones is not listed: of its first call nobody can say what comes next.
-		pods, err := kubelet.NewPods(n.Path("/var/lib/kubelet/pods-api/pods-api.sock"))
+		pods, err := kubelet.NewPods(n.Path("/var/lib/kubelet/pods-api/pods-api.sock"), func(*corev1.Pod) {})
 		if err != nil {
 			t.Fatal(err)
 		}
