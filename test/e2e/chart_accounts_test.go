@@ -157,6 +157,9 @@ func add(to map[string]bool, rules []rbacv1.PolicyRule) {
 
 // The account with the token of the node's own pod, which tells the API server the node.
 func chartOwnNode(t *testing.T, c *chart) {
+	if !c.b.AtLeast(30) {
+		t.Skip("Kubernetes 1.30 is the first that serves ValidatingAdmissionPolicy: docs/install.md says what that means")
+	}
 	on, off := c.b.Nodes[0].Name, c.b.Nodes[1].Name
 	pod := c.nodePod(t, on)
 	files, err := filepath.Glob(c.b.Nodes[0].Path("/var/lib/kubelet/pods/" + string(pod.UID) + "/volumes/kubernetes.io~projected/*/token"))

@@ -27,8 +27,7 @@ import (
 const (
 	chartImage     = "tranche.local/chart:1"
 	chartImageNext = "tranche.local/chart:2" // the same, as the next version
-	kubeImage      = "tranche.local/kube-scheduler:" + kubeVersion
-	kubeVersion    = "v1.37.2"
+	kubeRepository = "tranche.local/kube-scheduler"
 	chartNamespace = "tranche"
 	// Two groups of four GPUs that NVLink connects.
 	chartGPUs  = "v100-32g:8"
@@ -98,7 +97,7 @@ func chartImages(t *testing.T, b *bed.Bed) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kube, err := made(t)(image.KubeScheduler(kubeImage, b.Program("kube-scheduler")), nil)
+	kube, err := made(t)(image.KubeScheduler(kubeRepository+":"+b.Version, b.Program("kube-scheduler")), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +114,7 @@ func (c *chart) install(t *testing.T, more ...string) {
 	t.Helper()
 	out, err := c.helm(t.Context(), append([]string{"upgrade", "--install", "tranche", c.dir, "--create-namespace", "--reset-values",
 		"--set", "image.repository=tranche.local/chart", "--set-string", "image.tag=1", "--set", "image.pullPolicy=Never",
-		"--set", "scheduler.kubeScheduler.repository=tranche.local/kube-scheduler"}, more...)...)
+		"--set", "scheduler.kubeScheduler.repository="+kubeRepository}, more...)...)
 	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, out, c.explain(t))
 	}

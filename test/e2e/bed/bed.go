@@ -31,6 +31,8 @@ type Bed struct {
 	// REST is the administrator's, for clients made by the test; Client is one.
 	REST   *rest.Config
 	Client kubernetes.Interface
+	// Version is Kubernetes', such as v1.37.2.
+	Version string
 	// Control has etcd, the API server, controller manager and scheduler.
 	Control *Machine
 	// Nodes are node1, node2, ...
@@ -113,6 +115,9 @@ func Up(ctx context.Context, config Config) (_ *Bed, err error) {
 	return b, nil
 }
 
+// AtLeast is true of Kubernetes 1.minor and newer.
+func (b *Bed) AtLeast(minor int) bool { return b.config.minor >= minor }
+
 // able tells why a bed cannot be made here. That the namespaces can be had shows in boot.
 func able() error {
 	if os.Geteuid() != 0 {
@@ -140,10 +145,7 @@ func build(ctx context.Context, kubernetes string) (string, error) {
 		return "", fmt.Errorf("%s: build the test without -trimpath, the bed finds its files by it", script)
 	}
 	cmd := exec.CommandContext(ctx, script)
-	cmd.Env = os.Environ()
-	if kubernetes != "" {
-		cmd.Env = append(cmd.Env, "K8S="+kubernetes)
-	}
+	cmd.Env = append(os.Environ(), "K8S="+kubernetes)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()
@@ -296,7 +298,12 @@ func (b *Bed) startControl(ctx context.Context) error {
 	if err := b.WaitAPIServer(ctx); err != nil {
 		return err
 	}
-	b.say("API server")
+	version, err := b.Client.Discovery().ServerVersion()
+	if err != nil {
+		return err
+	}
+	b.Version = version.GitVersion
+	b.say("API server " + b.Version)
 	if _, err := m.Start("kube-controller-manager", b.controllersArgv()...); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package bed
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,11 +34,16 @@ type Config struct {
 	Images []string
 	// NoProxy leaves kube-proxy out: of Services only `kubernetes` works.
 	NoProxy bool
-	// Kubernetes is the version, such as "1.37"; "" is $K8S, else the newest that the bed knows.
+	// Kubernetes is the version, such as "1.37", one of modules/kubernetes-*; "" is $K8S, else the newest.
 	Kubernetes string
 	// Say gets a line per step, with its time. nil says nothing.
 	Say func(format string, args ...any)
+
+	minor int // of Kubernetes
 }
+
+// newest is the Kubernetes that the bed has if nobody says otherwise.
+const newest = "1.37"
 
 func (c *Config) check() error {
 	if c.Nodes == 0 {
@@ -45,6 +51,10 @@ func (c *Config) check() error {
 	}
 	if c.Nodes < 1 || c.Nodes > 9 {
 		return fmt.Errorf("%d nodes: 1 to 9 can be had", c.Nodes)
+	}
+	c.Kubernetes = cmp.Or(c.Kubernetes, os.Getenv("K8S"), newest)
+	if n, err := fmt.Sscanf(c.Kubernetes, "1.%d", &c.minor); n != 1 {
+		return fmt.Errorf("Kubernetes %q: %w", c.Kubernetes, err)
 	}
 	if c.Say == nil {
 		c.Say = func(string, ...any) {}
@@ -140,6 +150,10 @@ nodeStatusUpdateFrequency: 5s
 // proxyText: conntrack's limits are the host's. A pod's answer to another on its node would pass the node by where bridges
 // do not ask the firewall (br_netfilter): masqueraded it cannot.
 func (b *Bed) proxyText(m *Machine) string {
+	gate := ""
+	if !b.AtLeast(31) {
+		gate = "featureGates: {NFTablesProxyMode: true}\n"
+	}
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables
@@ -150,7 +164,7 @@ healthzBindAddress: 127.0.0.1:10256
 metricsBindAddress: 127.0.0.1:10249
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 nftables: {masqueradeAll: true, minSyncPeriod: 100ms}
-`, b.Kubeconfig("proxy"), m.IP)
+%s`, b.Kubeconfig("proxy"), m.IP, gate)
 }
 
 func (b *Bed) schedulerText(more string) string {

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 func main() {
@@ -54,7 +52,7 @@ func program(name string) func() *cobra.Command {
 	case "kube-proxy":
 		return proxy.NewProxyCommand
 	case "kubelet":
-		return func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }
+		return kubeletCommand
 	case "kubectl":
 		return kubectl.NewDefaultKubectlCommand
 	}
