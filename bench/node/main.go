@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -111,6 +112,10 @@ func bench(tranche string) (rows []report.Row, err error) {
 	}
 	label := fmt.Sprintf("sim: %d core and %d memory IDs", k.Healthy(core), k.Healthy(memory))
 	nothing, end, err := startBare(ctx, filepath.Join(dir, "bare"))
+	if end != nil {
+		end = sync.OnceValue(end)
+		defer end()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -20,6 +20,7 @@ const (
 	Capture
 	Flag
 	Collective
+	Disguise
 )
 
 // Program is what one thread of a process does. Times in ns; Start and Stop from the begin of the run.
@@ -32,6 +33,7 @@ type Program struct {
 	Streams     int
 	Blocks      int
 	Peers       int
+	Late        bool
 	Units       []int64
 	Start, Stop int64
 	Host        int64

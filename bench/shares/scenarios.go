@@ -9,7 +9,7 @@ import (
 // scenarios are all of the suite, in the order of its tables.
 func scenarios() []*Scenario {
 	var all []*Scenario
-	for _, part := range [][]*Scenario{accurate(), whole(), shapes(), processes(), changes(), hard(), burst(), latency(), controls()} {
+	for _, part := range [][]*Scenario{accurate(), whole(), shapes(), processes(), changes(), hard(), burst(), latency(), disguised(), controls()} {
 		all = append(all, part...)
 	}
 	return all

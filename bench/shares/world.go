@@ -170,7 +170,7 @@ func (w *World) Process(tenant int, l Limiter) int {
 func (w *World) Program(process int, p Program) int {
 	c := C.struct_share_program{kind: C.int32_t(p.Kind), gpu: C.int32_t(p.GPU), graph: flag32(p.Graph),
 		sync_every: C.int32_t(p.SyncEvery), streams: C.int32_t(p.Streams), blocks: C.uint32_t(max(p.Blocks, 1)),
-		peers: C.int32_t(p.Peers), start_ns: C.int64_t(p.Start), stop_ns: C.int64_t(p.Stop),
+		peers: C.int32_t(p.Peers), late: flag32(p.Late), start_ns: C.int64_t(p.Start), stop_ns: C.int64_t(p.Stop),
 		host_ns: C.int64_t(p.Host), on_ns: C.int64_t(p.On), off_ns: C.int64_t(p.Off),
 		period_ns: C.int64_t(p.Period), sigma: C.double(p.Sigma), units: C.int32_t(len(p.Units))}
 	for i, u := range p.Units {

@@ -48,6 +48,8 @@ enum share_kind {
 	SHARE_CAPTURE,	  /* captures graphs and launches them */
 	SHARE_FLAG,	  /* a kernel that spins on a host flag, which is set after later launches */
 	SHARE_COLLECTIVE, /* kernels that spin until their peer on the next GPU runs too */
+	SHARE_DISGUISE,	  /* sync_every short kernels that are waited for, then a long one of the same function and
+			     grid; late: that just before its turn ends */
 };
 
 struct share_program {
@@ -59,6 +61,7 @@ struct share_program {
 	int32_t streams;    /* launches go to so many streams in turn; 0: one */
 	uint32_t blocks;
 	int32_t peers;	    /* COLLECTIVE: processes with this program and number take part */
+	int32_t late;	    /* DISGUISE */
 	int64_t unit_ns[SHARE_UNITS];
 	int64_t start_ns, stop_ns; /* stop 0: never */
 	int64_t host_ns;	   /* works on the CPU after each wait */

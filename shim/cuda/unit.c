@@ -11,6 +11,8 @@
 /* A unit is reported on while it runs once it has run this long and twice its estimate. */
 #define LONG_NS (2 * TR_MS)
 #define HANDOVER_MAX_NS 500000ll
+/* Beside another process's work a unit may have had so much less than half of the GPU. */
+#define OTHERS_SLICE_NS TR_MS
 
 static int64_t max64(int64_t a, int64_t b)
 {
@@ -334,14 +336,21 @@ static int64_t without_others(const struct tr_unit *u, int64_t busy, int64_t bes
 	beside = min64(beside, busy);
 	if (!telling(u, busy))
 		return busy - beside / 2;
-	return min64(max64(u->est, busy - beside), busy);
+	/* Of what both were on the GPU for, each had half, but for a time slice: a kernel that is longer than its
+	 * like were before does not pass for one of them. */
+	int64_t least = max64(busy - beside, busy - beside / 2 - OTHERS_SLICE_NS);
+	return min64(max64(u->est, least), busy);
 }
 
 /* For how long another process's work was on the GPU since the unit began, or was reported of. */
 static int64_t others(const struct tr_unit *u, int64_t at)
 {
 	const struct tr_stream *s = u->stream;
-	return u->seq == 0 ? 0 : max64(tr_lease_beside(s->ctx->dev, at) - max64(u->beside, s->beside), 0);
+	if (u->seq == 0)
+		return 0;
+	/* Never longer than that: what was read of a page without our grant is 0. */
+	int64_t most = max64(at - max64(max64(u->first_ns, s->last_end), u->counted_to), 0);
+	return min64(max64(tr_lease_beside(s->ctx->dev, at) - max64(u->beside, s->beside), 0), most);
 }
 
 /* The unit is done, seen at `seen`: what it took against what was charged.
@@ -402,7 +411,7 @@ static void unit_progress(struct tr_unit *u, int64_t now)
 	struct tr_stream *s = u->stream;
 	int dev = s->ctx->dev;
 	int64_t beside = others(u, now);
-	if (now - u->closed_ns - beside < max64(LONG_NS, 2 * u->est))
+	if (now - max64(u->closed_ns, s->last_end) - beside / 2 < max64(LONG_NS, 2 * u->est))
 		return;
 	if (u->start != NULL && u->started_ns == 0 &&
 	    REAL(cuEventQuery)(u->start->handle) != CUDA_SUCCESS)

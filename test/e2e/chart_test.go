@@ -114,7 +114,7 @@ func (c *chart) install(t *testing.T, more ...string) {
 	t.Helper()
 	out, err := c.helm(t.Context(), append([]string{"upgrade", "--install", "tranche", c.dir, "--create-namespace", "--reset-values",
 		"--set", "image.repository=tranche.local/chart", "--set-string", "image.tag=1", "--set", "image.pullPolicy=Never",
-		"--set", "scheduler.kubeScheduler.repository="+kubeRepository}, more...)...)
+		"--set", "scheduler.kubeScheduler.repository=" + kubeRepository}, more...)...)
 	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, out, c.explain(t))
 	}

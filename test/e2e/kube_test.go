@@ -158,7 +158,7 @@ spec:
       containers: [{name: c, image: "%s", imagePullPolicy: Never, command: [sleep, "100000"]}]
 `, node.Name, testImageName))
 	t.Cleanup(func() {
-		if _, err := b.Kubectl(context.WithoutCancel(t.Context()), "delete", "deployment", "again", "--wait", "--cascade=foreground"); err != nil {
+		if _, err := b.Kubectl(context.WithoutCancel(t.Context()), "delete", "deployment", "again", "--wait", "--cascade=foreground", "--timeout=1m"); err != nil {
 			t.Error(err)
 		}
 	})

@@ -235,7 +235,7 @@ func nodeDaemonSet(t *testing.T, n *gpuNode) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := n.b.Kubectl(context.WithoutCancel(t.Context()), "delete", "-f", file, "--wait", "--cascade=foreground"); err != nil {
+		if _, err := n.b.Kubectl(context.WithoutCancel(t.Context()), "delete", "-f", file, "--wait", "--cascade=foreground", "--timeout=1m"); err != nil {
 			t.Error(err)
 		}
 	})

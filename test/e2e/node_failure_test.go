@@ -314,7 +314,7 @@ spec:
         resources: {limits: {tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 24}}
 `, gpuUUID(1), testImageName, look+load))
 	t.Cleanup(func() {
-		if _, err := n.b.Kubectl(context.WithoutCancel(t.Context()), "delete", "deployment", "returns", "--wait", "--cascade=foreground"); err != nil {
+		if _, err := n.b.Kubectl(context.WithoutCancel(t.Context()), "delete", "deployment", "returns", "--wait", "--cascade=foreground", "--timeout=1m"); err != nil {
 			t.Error(err)
 		}
 	})

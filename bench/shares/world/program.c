@@ -289,6 +289,37 @@ static void collective(struct program *g)
 	}
 }
 
+/* What is left of the turn, by the page, which a process can read. */
+static int64_t turn_left(const struct program *g)
+{
+	const struct tr_lease *l = &share_tenants[g->proc->tenant].leases->lease[g->what.gpu];
+	int64_t end = 0;
+	for (int i = 0; i < 2; i++)
+		if (l->grant[i].slot == (uint32_t)g->proc->slot && l->grant[i].start_ns <= share_now)
+			end = max64(end, l->grant[i].end_ns);
+	return end - share_now;
+}
+
+static bool too_early(const struct program *g)
+{
+	int64_t left = turn_left(g);
+	return g->what.late != 0 && (left < 0 || left > 3 * g->what.unit_ns[0] / 2);
+}
+
+static void disguise(struct program *g)
+{
+	while (!over(g)) {
+		for (int i = 0; i < g->what.sync_every || too_early(g); i++) {
+			struct share_kernel k = {.dur_ns = duration(g, 0), .occ = SIM_ENGINE_OCC_FULL};
+			launch(g, 0, g->stream[0], &k);
+			wait_for(g, g->stream[0]);
+		}
+		struct share_kernel k = {.dur_ns = duration(g, 1), .occ = SIM_ENGINE_OCC_FULL};
+		launch(g, 0, g->stream[0], &k);
+		wait_for(g, g->stream[0]);
+	}
+}
+
 /* --- start ------------------------------------------------------------------------------------- */
 
 static void run(void *arg)
@@ -296,7 +327,7 @@ static void run(void *arg)
 	struct program *g = arg;
 	static void (*const body[])(struct program *) = {
 		[SHARE_LOOP] = loop,	   [SHARE_REQUESTS] = requests,	    [SHARE_CAPTURE] = capture,
-		[SHARE_FLAG] = flag, [SHARE_COLLECTIVE] = collective,
+		[SHARE_FLAG] = flag, [SHARE_COLLECTIVE] = collective, [SHARE_DISGUISE] = disguise,
 	};
 	if (g->proc->ctx[g->what.gpu] == NULL)
 		g->proc->ctx[g->what.gpu] = share_ctx_make(g->proc, g->what.gpu);

@@ -219,6 +219,34 @@ func TestWrongGuess(t *testing.T) {
 	d.expect("tenants", strings.Join(got, " "), "a[GPU-B] {30 8} b[GPU-B] {30 8}")
 }
 
+// The calls for two pods of a size were each taken to be for the other. Whichever kubelet lists first, both are put right at once.
+func TestMixedUp(t *testing.T) {
+	list := append(held("a", "A", 30, 8), held("b", "B", 30, 8)...)
+	for _, order := range [][]int{{0, 1, 2, 3}, {2, 3, 0, 1}, {0, 2, 1, 3}, {2, 0, 3, 1}, {1, 3, 0, 2}, {3, 2, 1, 0}, {1, 0, 3, 2}, {0, 3, 2, 1}} {
+		d := newDesk(t, 2)
+		a, b := asking("a", 30, 8), asking("b", 30, 8)
+		a.Reserved = map[string]podspec.Place{"c": {UUIDs: []string{"GPU-B"}}}
+		b.Reserved = map[string]podspec.Place{"c": {UUIDs: []string{"GPU-A"}}}
+		d.SetPods([]Pod{a, b})
+		d.expect("the calls for b", d.mustCall(Core, 30)+d.mustCall(Memory, 8), "BB")
+		d.expect("the calls for a", d.mustCall(Memory, 8)+d.mustCall(Core, 30), "AA")
+		for range 2 {
+			var listing []Held
+			for _, i := range order {
+				listing = append(listing, list[i])
+			}
+			d.Reconcile(listing)
+			for _, h := range list {
+				got, err := d.Start(h.Resource, h.IDs)
+				if err != nil || got.Pod.Name != h.Pod || !got.Nothing && on([]string{got.GPUs[0].UUID}) != on(h.IDs) {
+					t.Errorf("listed as %v: start of %s with %v on %s: %+v, %v", order, h.Pod, h.Resource, on(h.IDs), got, err)
+				}
+			}
+			d.expect("free", d.free(), "A 70/312, B 70/312")
+		}
+	}
+}
+
 // A whole GPU whose cores are made fewer keeps its memory, as nothing limits it; also when its pod does not make sense any more.
 func TestWholeWithFewerCores(t *testing.T) {
 	d := newDesk(t, 1)

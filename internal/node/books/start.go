@@ -24,6 +24,7 @@ func placeholder(namespace, name string) string { return namespace + "/" + name 
 // known to; pods that nobody knows and for whom kubelet holds nothing, twice in a row, are dropped.
 func (b *Books) Reconcile(listing []Held) {
 	seen := map[*pod]bool{}
+	b.mend(listing)
 	for _, h := range listing {
 		set := b.learn(h)
 		p := b.named(h.Namespace, h.Pod)
@@ -43,6 +44,29 @@ func (b *Books) Reconcile(listing []Held) {
 		if p.misses++; p.misses > 1 {
 			delete(b.pods, uid)
 		}
+	}
+}
+
+// mend forgets what pods were believed to hold where kubelet says otherwise of any of it, as when calls for one were taken to be
+// for another: of IDs of two pods that were mixed up none may stay, whichever is listed first.
+func (b *Books) mend(listing []Held) {
+	var wrong []*pod
+	for _, h := range listing {
+		set := b.learn(h)
+		own := b.named(h.Namespace, h.Pod)
+		if own != nil {
+			if t := own.tenants[h.Container]; t != nil && t.granted[h.Resource] && !t.ids[h.Resource].equal(set) {
+				wrong = append(wrong, own)
+			}
+		}
+		for _, p := range b.pods {
+			if p != own && !p.anonymous && p.holds[h.Resource].intersects(set) {
+				wrong = append(wrong, p)
+			}
+		}
+	}
+	for _, p := range wrong {
+		p.forget()
 	}
 }
 
@@ -73,16 +97,13 @@ func (b *Books) adopt(p *pod, h Held, set ids) {
 		return
 	}
 	for uid, other := range b.pods {
-		switch {
-		case other == p || !other.holds[h.Resource].intersects(set):
-		case other.anonymous:
-			for _, o := range other.tenants {
-				t.gpus, t.need, t.empty = o.gpus, o.need, t.empty || o.empty
-			}
-			delete(b.pods, uid)
-		default: // the IDs were taken to be for that one
-			other.forget()
+		if other == p || !other.anonymous || !other.holds[h.Resource].intersects(set) {
+			continue
 		}
+		for _, o := range other.tenants {
+			t.gpus, t.need, t.empty = o.gpus, o.need, t.empty || o.empty
+		}
+		delete(b.pods, uid)
 	}
 	t.take(h.Resource, set)
 	if t.foreign[h.Resource] = nil; set == nil {

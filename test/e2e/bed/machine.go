@@ -158,6 +158,8 @@ func (m *Machine) connect(ctx context.Context) error {
 			"route add "+serviceCIDR+" dev br0") // it has no default route; kube-proxy turns the address before it is used
 	}
 	i := m.number()
+	// After a reboot: the kernel removes the pair of the machine that was some time after the end of its last process.
+	_ = m.bed.Control.ip(ctx, fmt.Sprintf("link del ve%d", i))
 	err := m.bed.Control.ip(ctx,
 		fmt.Sprintf("link add ve%d type veth peer name eth0 netns %d", i, m.InitPID()),
 		fmt.Sprintf("link set ve%d master br0 up", i),
