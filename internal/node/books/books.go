@@ -110,6 +110,8 @@ type Books struct {
 	// wholeOnly refuses parts of GPUs.
 	wholeOnly bool
 	anonymous int
+	// begun is the container of the last grant, if it lacks another resource that it asks for: kubelet asks for that next.
+	begun *tenant
 }
 
 // New makes empty books. unit is one unit of memory.
@@ -226,6 +228,8 @@ type tenant struct {
 	// a live change made of it.
 	gpus []int
 	need Amount
+	// split: what kubelet holds for it is on more GPUs than those, and it was not seen to be granted so.
+	split bool
 }
 
 func (p *pod) tenant(name string) *tenant {

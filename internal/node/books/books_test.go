@@ -2,6 +2,8 @@ package books
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -243,6 +245,173 @@ func TestMixedUp(t *testing.T) {
 				}
 			}
 			d.expect("free", d.free(), "A 70/312, B 70/312")
+		}
+	}
+}
+
+// The first call for a pod was taken to be for an older one of as many cores. The second one, which only it can have made, shows whose it
+// was: both resources are on one GPU, or the pod is refused, and the older one has its own.
+func TestHandOver(t *testing.T) {
+	pods := func() (a, b Pod) {
+		a, b = asking("a", 30, 8), asking("b", 30, 200)
+		a.Reserved = map[string]podspec.Place{"c": {UUIDs: []string{"GPU-B"}}}
+		return a, b
+	}
+	for _, first := range []Resource{Core, Memory} {
+		d := newDesk(t, 2)
+		a, b := pods()
+		d.SetPods([]Pod{a, b})
+		if first == Core {
+			d.expect("the calls for b", d.mustCall(Core, 30)+d.mustCall(Memory, 200), "BB")
+			d.expect("the calls for a", d.mustCall(Core, 30)+d.mustCall(Memory, 8), "BB")
+		} else {
+			d.mustCall(Memory, 200)
+			d.mustCall(Core, 30)
+			d.expect("the calls for a", d.mustCall(Memory, 8)+d.mustCall(Core, 30), "BB")
+		}
+		var got []string
+		for _, tenant := range d.Tenants() {
+			got = append(got, fmt.Sprint(tenant.Pod.Name, tenant.Each))
+		}
+		d.expect("tenants", strings.Join(got, " "), "a{30 8} b{30 200}")
+	}
+
+	d := newDesk(t, 2)
+	a, b := pods()
+	d.SetPods([]Pod{a, b, asking("0", 10, 150)})
+	d.Reconcile(held("0", "B", 10, 150))
+	for _, id := range idsOn("B", 150) {
+		d.taken[Memory][id] = true
+	}
+	for _, id := range idsOn("B", 10) {
+		d.taken[Core][id] = true
+	}
+	d.expect("the first call for b", d.mustCall(Core, 30), "B")
+	_, err := d.call(Memory, 200)
+	refusal, ok := err.(*Refusal)
+	if !ok || refusal.Pod == nil || refusal.Pod.Name != "b" {
+		t.Fatalf("%+v, want a refusal of b", err)
+	}
+	d.Fail(refusal)
+	b.Over = true
+	d.SetPod(b)
+	d.taken[Core] = map[string]bool{}
+	for _, id := range idsOn("B", 10) {
+		d.taken[Core][id] = true
+	}
+	d.expect("the calls for a", d.mustCall(Core, 30)+d.mustCall(Memory, 8), "BB")
+	d.expect("free", d.free(), "A 100/320, B 60/162")
+}
+
+// Pods that the API server told of are admitted in any order, and end. Each is refused, or starts with both of its resources on one GPU,
+// those that its IDs are of; in the end the books have what kubelet holds.
+func TestAnyOrder(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		d := newDesk(t, 3)
+		var all []Pod
+		kubelet := map[string][]Held{}
+		listing := func() (out []Held) {
+			for _, h := range kubelet {
+				out = append(out, h...)
+			}
+			r.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+			return out
+		}
+		refused := 0
+		for round := range 12 {
+			var news []int
+			for range 1 + r.IntN(4) {
+				shape := [][2]int{{30, 8}, {30, 100}, {50, 100}, {30, 8}}[r.IntN(4)]
+				p := asking(fmt.Sprintf("%c-%d-%d", 'a'+r.IntN(20), round, len(news)), shape[0], shape[1])
+				if r.IntN(2) == 0 {
+					p.Reserved = map[string]podspec.Place{"c": {UUIDs: []string{"GPU-" + string(rune('A'+r.IntN(3)))}}}
+				}
+				news, all = append(news, len(all)), append(all, p)
+			}
+			d.SetPods(all)
+			r.Shuffle(len(news), func(i, j int) { news[i], news[j] = news[j], news[i] })
+			for _, i := range news {
+				p := &all[i]
+				sizes, order := [2]int{p.Ask.Containers[0].Cores, int(p.Ask.Containers[0].Units)}, []Resource{Core, Memory}
+				if r.IntN(2) == 0 {
+					slices.Reverse(order)
+				}
+				var got []Held
+				for _, res := range order {
+					before := maps.Clone(d.taken[res])
+					_, err := d.call(res, sizes[res])
+					if err != nil {
+						refusal, ok := err.(*Refusal)
+						if !ok {
+							t.Fatalf("seed %d: %v", seed, err)
+						}
+						d.Fail(refusal)
+						for _, h := range got {
+							for _, id := range h.IDs {
+								delete(d.taken[h.Resource], id)
+							}
+						}
+						got, p.Over = nil, true
+						refused++
+						break
+					}
+					h := Held{Namespace: "n", Pod: p.Name, Container: "c", Resource: res}
+					for id := range d.taken[res] {
+						if !before[id] {
+							h.IDs = append(h.IDs, id)
+						}
+					}
+					got = append(got, h)
+				}
+				if kubelet[p.Name] = got; got == nil {
+					delete(kubelet, p.Name)
+				}
+				if r.IntN(3) == 0 {
+					d.SetPods(all)
+					d.Reconcile(listing())
+				}
+			}
+			// Those that run are started, in any order, after kubelet was asked.
+			d.SetPods(all)
+			for name, held := range kubelet {
+				d.Reconcile(listing())
+				for _, h := range held {
+					got, err := d.Start(h.Resource, h.IDs)
+					if err != nil || got.Pod.Name != name || !got.Nothing && on([]string{got.GPUs[0].UUID}) != on(h.IDs) {
+						t.Fatalf("seed %d: start of %s with %v on %s: %s %v %v", seed, name, h.Resource, on(h.IDs), got.Pod.Name, got.GPUs, err)
+					}
+				}
+			}
+			for i := range all {
+				if p := &all[i]; !p.Over && r.IntN(3) == 0 {
+					p.Over = true
+					for _, h := range kubelet[p.Name] {
+						for _, id := range h.IDs {
+							delete(d.taken[h.Resource], id)
+						}
+					}
+					delete(kubelet, p.Name)
+				}
+			}
+		}
+		d.SetPods(all)
+		d.Reconcile(listing())
+		want := map[string]Amount{"A": {100, 320}, "B": {100, 320}, "C": {100, 320}}
+		for res := range d.taken {
+			for id := range d.taken[res] {
+				a := want[on([]string{id})]
+				if res == int(Core) {
+					a.Cores--
+				} else {
+					a.Units--
+				}
+				want[on([]string{id})] = a
+			}
+		}
+		d.expect(fmt.Sprintf("seed %d: free", seed), d.free(), fmt.Sprintf("A %d/%d, B %d/%d, C %d/%d", want["A"].Cores, want["A"].Units, want["B"].Cores, want["B"].Units, want["C"].Cores, want["C"].Units))
+		if seed == 0 {
+			t.Logf("%d of %d refused", refused, len(all))
 		}
 	}
 }

@@ -55,10 +55,11 @@ func (b *Books) Preferred(res Resource, available, must []string, size int) (Cho
 	}
 	offered.union(fixed)
 	b.stale(res, offered, fixed)
-	t := b.caller(res, size, fixed)
+	t, _ := b.caller(res, size, fixed)
 	if t == nil {
 		t = b.stranger(res)
 	}
+	b.handOver(t, res)
 	out := Choice{Container: t.name, Pod: t.public()}
 	var err error
 	if out.Replanned, err = b.settle(t, res, size, offered, fixed); err != nil {
@@ -71,6 +72,45 @@ func (b *Books) Preferred(res Resource, available, must []string, size int) (Cho
 	t.preferred[res] = chosen
 	out.IDs = b.names(res, chosen)
 	return out, nil
+}
+
+// handOver gives a container the grant before, if that was not for whom it was taken to be: kubelet asks for both resources of
+// a container one after the other. What this one was believed to have was then the other one's.
+func (b *Books) handOver(t *tenant, res Resource) {
+	from, other := b.due(res), res.other()
+	if from == nil || from == t || t.ask == nil || t.granted[res] || wants(t.ask, other) != from.ids[other].total() {
+		return
+	}
+	b.begun = nil
+	set, gpus := from.ids[other], from.gpus
+	if t.granted[other] {
+		from.take(other, t.ids[other])
+		from.gpus, from.pod.plan = t.gpus, nil
+	} else {
+		from.undo()
+	}
+	t.take(other, set)
+	t.gpus, t.pod.plan = gpus, nil
+	b.size(t)
+}
+
+// due is the container of the last grant, if kubelet asks for this resource for it next.
+func (b *Books) due(res Resource) *tenant {
+	t := b.begun
+	if t == nil || t.pod.tenants[t.name] != t || t.granted[res] || !t.granted[res.other()] {
+		return nil
+	}
+	return t
+}
+
+// undo takes back what a container was believed to have.
+func (t *tenant) undo() {
+	t.take(Core, nil)
+	t.take(Memory, nil)
+	delete(t.pod.tenants, t.name)
+	if !t.pod.hasIDs() {
+		t.pod.forget()
+	}
 }
 
 func (t *tenant) public() *Pod {
@@ -96,6 +136,10 @@ func (b *Books) Fail(r *Refusal) {
 	if r.pod == nil {
 		return
 	}
+	if t := b.begun; t != nil && t.pod != r.pod && t.pod.tenants[t.name] == t {
+		t.undo() // it was the same pod's: kubelet takes its IDs back
+	}
+	b.begun = nil
 	r.pod.failed = true
 	if r.pod.anonymous {
 		delete(b.pods, r.pod.UID)
@@ -125,40 +169,55 @@ func (p *pod) forget() {
 // KnowsCaller tells whether a call of Preferred would be of a pod that is known.
 func (b *Books) KnowsCaller(res Resource, must []string, size int) bool {
 	fixed, _ := b.parse(res, must)
-	return b.caller(res, size, fixed) != nil
+	_, known := b.caller(res, size, fixed)
+	return known
 }
 
-// caller finds the container that a call is for, nil if it cannot be told: the holder of the IDs that its pod
-// hands on; else the pod that has begun; else the oldest of that size; pods that kubelet held IDs for
-// when the books were opened last of all.
-func (b *Books) caller(res Resource, size int, fixed ids) *tenant {
+// caller finds the container that a call is for, nil if it cannot be told: the one of the last grant, if it is due; the holder of
+// the IDs that its pod hands on; else one for which the last grant can have been; else a pod that has begun; else the oldest of
+// that size; then pods that kubelet held IDs for when the books were opened; and last of all one that was refused, not known: the
+// refusal may have been another's of its size.
+func (b *Books) caller(res Resource, size int, fixed ids) (t *tenant, known bool) {
+	begun := b.due(res)
+	if begun != nil && fixed.total() == 0 {
+		if c := begun.pod.next(res, size); c != nil && c.Name == begun.name {
+			return begun, true
+		}
+	}
+	const failed = 6
 	var best *tenant
-	least := 4
+	least := failed + 1
 	for _, p := range b.sorted() {
 		c := p.next(res, size)
 		if c == nil {
 			continue
 		}
-		rank := 2
+		rank := 4
 		switch {
 		case fixed.total() > 0 && p.holds[res].contains(fixed):
 			rank = 0
+		case begun != nil && !p.listed && wants(c, res.other()) == begun.ids[res.other()].total():
+			if rank = 1; p.hasIDs() {
+				rank = 2
+			}
+		case p.failed:
+			rank = failed
 		case p.listed:
-			rank = 3
+			rank = 5
 		case p.hasIDs():
-			rank = 1
+			rank = 3
 		}
 		if rank < least {
 			least, best = rank, p.tenant(c.Name)
 		}
 	}
-	return best
+	return best, best != nil && least < failed
 }
 
 // next is the container of a pod that kubelet asks for next, if that is for so much of the resource. Kubelet
 // goes container by container.
 func (p *pod) next(res Resource, size int) *podspec.Container {
-	if p.Over || p.failed {
+	if p.Over {
 		return nil
 	}
 	containers := p.containers()

@@ -159,6 +159,10 @@ func (b *Books) Allocate(res Resource, names []string) (Grant, error) {
 		t.need.Units = (len(names) + len(gpus) - 1) / len(gpus)
 	}
 	t.take(res, set)
+	b.begun = nil
+	if t.ask != nil && wants(t.ask, res.other()) > 0 && !t.granted[res.other()] {
+		b.begun = t
+	}
 	t.empty = res == Memory && t.ask == nil
 	return b.grant(t, res, again), nil
 }
@@ -201,7 +205,7 @@ func (b *Books) taker(res Resource, set ids) (t *tenant, again bool) {
 		}
 	}
 	b.stale(res, set, nil)
-	if t := b.caller(res, set.total(), nil); t != nil {
+	if t, _ := b.caller(res, set.total(), nil); t != nil {
 		return t, false
 	}
 	return b.stranger(res), false

@@ -109,8 +109,11 @@ func (b *Books) adopt(p *pod, h Held, set ids) {
 	if t.foreign[h.Resource] = nil; set == nil {
 		t.granted[h.Resource], t.foreign[h.Resource] = true, h.IDs
 	}
-	if t.gpus == nil && len(set.gpus()) > 0 {
-		t.gpus = set.gpus()
+	if on := set.gpus(); len(on) > 0 {
+		if t.gpus == nil {
+			t.gpus = on
+		}
+		t.split = t.split || !slices.Equal(sorted(t.gpus), on)
 	}
 	b.size(t)
 }
@@ -178,7 +181,7 @@ func (b *Books) Bound(uid, namespace, name, container string, uuids []string, ea
 		}
 	}
 	if len(gpus) == len(uuids) {
-		p.tenants[container].gpus, p.tenants[container].need = gpus, each
+		p.tenants[container].gpus, p.tenants[container].need, p.tenants[container].split = gpus, each, false
 	}
 }
 
@@ -296,8 +299,8 @@ func (b *Books) verify(t *tenant, res Resource, set ids) error {
 		return &Refusal{Reason: Mixed, Pod: t.public(), Text: fmt.Sprintf("container %s: kubelet's devices are on %s, it can have %d GPUs; delete the pod", t.name, b.labels(t.gpus), want)}
 	}
 	other := t.ids[res.other()].gpus()
-	if len(other) > 0 && !slices.Equal(other, sorted(t.gpus)) && !b.handed(t, res.other(), t.ids[res.other()]) {
-		return &Refusal{Reason: Elsewhere, Pod: t.public(), Text: fmt.Sprintf("container %s: its %v is on %s, its %v on %s; delete the pod", t.name, res, b.labels(t.gpus), res.other(), b.labels(other))}
+	if len(other) > 0 && (t.split || !slices.Equal(other, sorted(t.gpus))) && !b.handed(t, res.other(), t.ids[res.other()]) {
+		return &Refusal{Reason: Elsewhere, Pod: t.public(), Text: fmt.Sprintf("container %s: its %v is on %s, its %v on %s; delete the pod", t.name, res, b.labels(set.gpus()), res.other(), b.labels(other))}
 	}
 	return nil
 }
