@@ -54,7 +54,7 @@ func (c *Config) check() error {
 	}
 	c.Kubernetes = cmp.Or(c.Kubernetes, os.Getenv("K8S"), newest)
 	if n, err := fmt.Sscanf(c.Kubernetes, "1.%d", &c.minor); n != 1 {
-		return fmt.Errorf("Kubernetes %q: %w", c.Kubernetes, err)
+		return fmt.Errorf("version %q of Kubernetes is not 1.N: %w", c.Kubernetes, err)
 	}
 	if c.Say == nil {
 		c.Say = func(string, ...any) {}
