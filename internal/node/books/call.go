@@ -97,11 +97,14 @@ func (b *Books) handOver(t *tenant, res Resource) {
 // due is the container of the last grant, if kubelet asks for this resource for it next.
 func (b *Books) due(res Resource) *tenant {
 	t := b.begun
-	if t == nil || t.pod.tenants[t.name] != t || t.granted[res] || !t.granted[res.other()] {
+	if t == nil || t.forgotten() || t.granted[res] || !t.granted[res.other()] {
 		return nil
 	}
 	return t
 }
+
+// forgotten is true of a container whose pod was made one that kubelet has not yet called for.
+func (t *tenant) forgotten() bool { return t.pod.tenants[t.name] != t }
 
 // undo takes back what a container was believed to have.
 func (t *tenant) undo() {
@@ -136,7 +139,7 @@ func (b *Books) Fail(r *Refusal) {
 	if r.pod == nil {
 		return
 	}
-	if t := b.begun; t != nil && t.pod != r.pod && t.pod.tenants[t.name] == t {
+	if t := b.begun; t != nil && t.pod != r.pod && !t.forgotten() {
 		t.undo() // it was the same pod's: kubelet takes its IDs back
 	}
 	b.begun = nil

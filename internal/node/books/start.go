@@ -24,9 +24,12 @@ func placeholder(namespace, name string) string { return namespace + "/" + name 
 // known to; pods that nobody knows and for whom kubelet holds nothing, twice in a row, are dropped.
 func (b *Books) Reconcile(listing []Held) {
 	seen := map[*pod]bool{}
-	b.mend(listing)
-	for _, h := range listing {
-		set := b.learn(h)
+	sets := make([]ids, len(listing))
+	for i, h := range listing {
+		sets[i] = b.learn(h)
+	}
+	b.mend(listing, sets)
+	for i, h := range listing {
 		p := b.named(h.Namespace, h.Pod)
 		if p == nil {
 			p = &pod{anonymous: true, tenants: map[string]*tenant{}}
@@ -34,7 +37,7 @@ func (b *Books) Reconcile(listing []Held) {
 			b.pods[p.UID] = p
 		}
 		seen[p] = true
-		b.adopt(p, h, set)
+		b.adopt(p, h, sets[i])
 	}
 	for uid, p := range b.pods {
 		if !p.anonymous || seen[p] {
@@ -48,11 +51,11 @@ func (b *Books) Reconcile(listing []Held) {
 }
 
 // mend forgets what pods were believed to hold where kubelet says otherwise of any of it, as when calls for one were taken to be
-// for another: of IDs of two pods that were mixed up none may stay, whichever is listed first.
-func (b *Books) mend(listing []Held) {
+// for another: of IDs of two pods that were mixed up none may stay, whichever is listed first. sets are the IDs of the list.
+func (b *Books) mend(listing []Held, sets []ids) {
 	var wrong []*pod
-	for _, h := range listing {
-		set := b.learn(h)
+	for i, h := range listing {
+		set := sets[i]
 		own := b.named(h.Namespace, h.Pod)
 		if own != nil {
 			if t := own.tenants[h.Container]; t != nil && t.granted[h.Resource] && !t.ids[h.Resource].equal(set) {
