@@ -220,6 +220,7 @@ func (l *loop) schedule(i int, p *simulate.Pod) (bool, error) {
 	switch {
 	case len(names) == 0:
 	case p.GPUs > 0:
+		l.core.PodSeen(pod) // the watch shows it before kube-scheduler asks
 		names, scores, err = l.extend(pod, names)
 	case len(names) > 1:
 		scores, err = l.rank("priorities-others", pod, names)

@@ -401,6 +401,7 @@ func AskedPod(p *corev1.Pod) Asked {
 // asked returns what is known of a pod that a verb is about.
 func (c *Core) asked(a Asked) (*pod, error) {
 	if p := c.pods[a.UID]; p != nil && p.version == a.Version && a.Version != "" {
+		c.learn(p)
 		return p, nil
 	}
 	object, err := a.Object()

@@ -126,6 +126,29 @@ func TestRankedLife(t *testing.T) {
 	}
 }
 
+// A pod counts among the usual ones once it was asked for, whether the watch had shown it before or not, and though
+// no node had room for it.
+func TestAskedForIsUsual(t *testing.T) {
+	for _, shown := range []bool{false, true} {
+		c := testCore(t, CoreConfig{}, testNode("a", 1, "A", 16))
+		p := testPod("p", 200, 8)
+		if shown {
+			c.PodSeen(p)
+			if c.pods[p.UID].learned {
+				t.Error("a pod was counted that nobody asked for")
+			}
+		}
+		for range 2 {
+			if v := filter(t, c, p, "a"); len(v.Passed) > 0 {
+				t.Fatalf("two GPUs on a node with one: %+v", v)
+			}
+		}
+		if !c.pods[p.UID].learned {
+			t.Errorf("shown before: %v: a pod was asked for and not counted", shown)
+		}
+	}
+}
+
 // kube-scheduler took another node than the one that was held.
 func TestBindElsewhere(t *testing.T) {
 	c := testCore(t, CoreConfig{}, testNode("a", 1, "T4", 16*gib), testNode("b", 2, "T4", 16*gib))
