@@ -18,6 +18,7 @@ import (
 	"tranche.dev/tranche/internal/gpu"
 	"tranche.dev/tranche/internal/node/books"
 	"tranche.dev/tranche/internal/placement"
+	"tranche.dev/tranche/internal/quantity"
 	"tranche.dev/tranche/internal/simroot"
 )
 
@@ -219,10 +220,21 @@ func (n *Node) tookInventory(inv gpu.Inventory) {
 	n.setGPUs()
 	n.mu.Unlock()
 	n.offer()
+	n.tellUnit(before, inv)
 	n.tellProblem(before.Problem, inv.Problem)
 	n.tellHealth(before, inv)
 	n.firstInventory.Do(func() { close(n.seen) })
 	n.publish()
+}
+
+// tellUnit warns of new GPUs with less memory than one unit of the memory resource: they offer none of it.
+func (n *Node) tellUnit(before, inv gpu.Inventory) {
+	for _, g := range inv.GPUs {
+		if g.Memory > 0 && g.Memory < uint64(n.config.MemoryUnit) && before.Find(g.UUID) == nil {
+			n.log.Warn("a GPU has less memory than one unit of "+n.names.Memory()+": none of it can be asked for; use a smaller --memory-unit",
+				"gpu", g.UUID, "memory", quantity.Bytes(g.Memory), "unit", n.config.MemoryUnit)
+		}
+	}
 }
 
 // setGPUs gives the books the GPUs as they are. The lock is held.

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"tranche.dev/tranche/internal/gpu"
+	"tranche.dev/tranche/internal/podspec"
 	"tranche.dev/tranche/internal/simroot"
 )
 
@@ -206,5 +210,18 @@ func TestFaultsAreRemembered(t *testing.T) {
 	w.startNode()
 	if n := w.kubelet.Healthy(core); n != 200 {
 		t.Errorf("%d healthy cores after an admin's word", n)
+	}
+}
+
+// A unit of memory that is more than a GPU has is said, once for each GPU.
+func TestUnitLargerThanGPU(t *testing.T) {
+	var log bytes.Buffer
+	n := &Node{config: Config{MemoryUnit: 20 << 30}, log: slog.New(slog.NewTextHandler(&log, nil)), names: podspec.DefaultNames()}
+	small, large := gpu.GPU{UUID: "GPU-small", Memory: 16 << 30}, gpu.GPU{UUID: "GPU-large", Memory: 80 << 30}
+	before, after := gpu.Inventory{}, gpu.Inventory{GPUs: []gpu.GPU{small, large}}
+	n.tellUnit(before, after)
+	n.tellUnit(after, after)
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "--memory-unit") || !strings.Contains(text, "GPU-small") {
+		t.Errorf("%q", text)
 	}
 }
