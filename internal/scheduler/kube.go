@@ -302,9 +302,11 @@ func (k *kube) Violates(namespace, name string) bool {
 	return false
 }
 
+// covers tells whether a disruption budget is about a pod: as the Eviction API sees it, to which an empty selector is
+// every pod of the namespace, and none is no pod.
 func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-	return err == nil && !s.Empty() && s.Matches(labels.Set(p.Labels))
+	return err == nil && s.Matches(labels.Set(p.Labels))
 }
 
 // Evict implements API.

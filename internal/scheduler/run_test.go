@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -162,4 +163,24 @@ func TestQuotasFollowTheirConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	is("deleted", "")
+}
+
+func TestBudgetCovers(t *testing.T) {
+	p := testPod("p", 30, 1)
+	p.Labels = map[string]string{"app": "a"}
+	for _, of := range []struct {
+		what     string
+		selector *metav1.LabelSelector
+		want     bool
+	}{
+		{"none", nil, false},
+		{"empty", &metav1.LabelSelector{}, true},
+		{"its label", &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}, true},
+		{"another's", &metav1.LabelSelector{MatchLabels: map[string]string{"app": "b"}}, false},
+	} {
+		b := &policyv1.PodDisruptionBudget{Spec: policyv1.PodDisruptionBudgetSpec{Selector: of.selector}}
+		if got := covers(b, p); got != of.want {
+			t.Errorf("selector %s: %v", of.what, got)
+		}
+	}
 }
