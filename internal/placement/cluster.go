@@ -366,6 +366,9 @@ func (c *Cluster) weigh(b *better, pod *Pod, name string, slot, at int) {
 		b.Candidates[at] = Candidate{name, -1, noInventory}
 		return
 	}
+	if c.finder != nil {
+		name = c.finder.names[slot] // ours: what was given may not last
+	}
 	e := &b.k.seen[slot]
 	if e.version != c.versions[slot] {
 		c.look(b.k, pod, c.bySlot[slot], e)

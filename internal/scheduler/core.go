@@ -153,8 +153,6 @@ type pod struct {
 	counts []counted
 
 	claim *claim
-	// refused is one more than the count of changes when no node had room for it last, 0: never.
-	refused uint64
 	// planning is true while somebody looks for pods to evict.
 	planning  bool
 	eventTick uint64

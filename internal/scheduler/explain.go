@@ -262,23 +262,22 @@ func kind(k placement.Constraints, g *placement.GPU) bool {
 const (
 	// awaitVictims is how long Filter waits for the watch to show that a victim is gone.
 	awaitVictims = 500 * time.Millisecond
-	// awaitNews is how long it waits to hear of what made kube-scheduler ask again.
+	// awaitNews is how long it waits to hear of what made kube-scheduler ask.
 	awaitNews = 100 * time.Millisecond
 )
 
 // nothing is for a pod that no node has room for.
 func (c *Core) nothing(p *pod, names []string, v *Verdict) {
+	v.changes = c.changes
 	if p.claim != nil || p.preempted > 0 && c.tick < p.preempted+preemptTicks {
-		v.Await, v.changes = awaitVictims, c.changes
+		v.Await = awaitVictims
 		return
 	}
-	// Asked again though nothing has changed: kube-scheduler has seen something, from a watch of its own, that ours will show
-	// in a moment. It would not try again then. One wait a second keeps it going where many pods find no room.
-	if p.refused == c.changes+1 && c.waited != c.tick {
-		v.Await, v.changes, c.waited = awaitNews, c.changes, c.tick
-		return
+	// Kube-scheduler may ask because it has seen, from a watch of its own, that there is room, which ours will show in a
+	// moment. It would not try again then. One wait a second keeps it going where many pods find no room.
+	if c.waited != c.tick {
+		v.Await, c.waited = awaitNews, c.tick
 	}
-	p.refused = c.changes + 1
 	if v.Evict = c.config.Evict && p.mayEvict && !p.planning && c.mayHelp(p); v.Evict {
 		p.planning = true
 	}

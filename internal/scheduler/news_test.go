@@ -1,16 +1,21 @@
 package scheduler
 
 import (
+	"bytes"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	extender "k8s.io/kube-scheduler/extender/v1"
 )
 
-// A pod that is asked for again though nothing has changed is worth a wait, once a second.
-func TestAskedAgainWithoutNews(t *testing.T) {
+// No room is worth a wait, once a second, whatever pod it is for; what is to be said is said once.
+func TestNoRoomIsWorthAWait(t *testing.T) {
 	c := testCore(t, CoreConfig{}, testNode("a", 1, "T4", 16*gib))
 	c.Tick()
 	there := testPod("there", 60, 8)
@@ -20,12 +25,11 @@ func TestAskedAgainWithoutNews(t *testing.T) {
 		do   func()
 		want time.Duration
 	}{
-		{func() {}, 0},
 		{func() {}, awaitNews},
 		{func() {}, 0},
 		{func() { c.Tick() }, awaitNews},
-		{func() { c.Tick(); bind(t, c, testPod("small", 10, 1), "a") }, 0},
-		{func() {}, awaitNews},
+		{func() { bind(t, c, testPod("small", 10, 1), "a") }, 0},
+		{func() { c.Tick() }, awaitNews},
 	} {
 		step.do()
 		if v := filter(t, c, p, "a"); len(v.Passed) != 0 || v.Await != step.want || (v.Event != "") != (i == 0) {
@@ -34,35 +38,63 @@ func TestAskedAgainWithoutNews(t *testing.T) {
 	}
 }
 
-// Kube-scheduler hears that a pod is gone before we do, and asks: it is answered with what we hear a moment later.
+// Kube-scheduler hears that a pod is gone before we do, and asks: it is answered with what we hear a moment later, even if
+// we hear of something else first. Else it is told that there is no room, and so is the pod's owner.
 func TestNewsDuringFilter(t *testing.T) {
-	c := testCore(t, CoreConfig{}, testNode("a", 1, "T4", 16*gib))
-	c.Tick()
-	there := testPod("there", 60, 8)
-	bind(t, c, there, "a")
-	s := NewServer(c, &fakeAPI{}, quiet(), "", 0)
-	s.Ready()
-	web := httptest.NewServer(s.Handler())
-	defer web.Close()
-	names := []string{"a"}
-	in := extender.ExtenderArgs{Pod: testPod("p", 60, 8), NodeNames: &names}
-	for i, want := range []int{0, 1} {
-		gone := make(chan struct{})
-		go func() {
-			defer close(gone)
-			if i == 1 {
-				for waits := false; !waits; {
-					c.mu.Lock()
-					waits = c.waited == c.tick
-					c.mu.Unlock()
-				}
-				c.PodGone(there.UID)
-			}
-		}()
-		out := extender.ExtenderFilterResult{NodeNames: &[]string{}}
-		if code := post(t, web.URL+"/scheduler/predicates", in, &out); code != http.StatusOK || len(*out.NodeNames) != want {
-			t.Errorf("request %d: %d, %v", i, code, *out.NodeNames)
+	for _, of := range []struct {
+		what  string
+		evict bool // there is one to evict as well
+		news  func(*Core, *corev1.Pod)
+		want  int
+	}{
+		{"nothing", false, func(*Core, *corev1.Pod) {}, 0},
+		{"nothing of use", true, func(c *Core, _ *corev1.Pod) { c.SetQuotas(nil, false) }, 0},
+		{"gone", false, func(c *Core, there *corev1.Pod) { c.PodGone(there.UID) }, 1},
+		{"gone, and one to evict", true, func(c *Core, there *corev1.Pod) { c.PodGone(there.UID) }, 1},
+		{"gone after something else", true, func(c *Core, there *corev1.Pod) {
+			c.SetQuotas(nil, false)
+			time.Sleep(3 * newsEvery)
+			c.PodGone(there.UID)
+		}, 1},
+	} {
+		c := testCore(t, CoreConfig{Evict: true}, testNode("a", 1, "T4", 16*gib))
+		c.Tick()
+		there := testPod("there", 60, 8)
+		placeBound(c, there, "a", 0)
+		p := testPod("p", 60, 8)
+		if of.evict {
+			priority(p, 5)
 		}
-		<-gone
+		api := &fakeAPI{}
+		s := NewServer(c, api, quiet(), "", 0)
+		s.Ready()
+		told := make(chan struct{})
+		go func() {
+			defer close(told)
+			for waits := false; !waits; {
+				c.mu.Lock()
+				waits = c.waited == c.tick
+				c.mu.Unlock()
+			}
+			of.news(c, there)
+		}()
+		names := []string{"a"}
+		body, err := json.Marshal(extender.ExtenderArgs{Pod: p, NodeNames: &names})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/scheduler/predicates", bytes.NewReader(body)))
+		<-told
+		s.Wait()
+		var out extender.ExtenderFilterResult
+		if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil || out.NodeNames == nil || len(*out.NodeNames) != of.want {
+			t.Errorf("%s: %v %s", of.what, err, w.Body)
+			continue
+		}
+		room := slices.ContainsFunc(api.events, func(e string) bool { return strings.Contains(e, "no room on GPUs") })
+		if room != (of.want == 0) || (len(api.evicted) == 1) != (of.evict && of.want == 0) || c.pods[p.UID].planning {
+			t.Errorf("%s: events %q, evicted %q, planning %v", of.what, api.events, api.evicted, c.pods[p.UID].planning)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,9 +11,11 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,6 +62,7 @@ type Server struct {
 
 // scratch is what a request needs and the next one can use again.
 type scratch struct {
+	// body is the memory of all strings in args that were not unmarshalled, and of those in verdict and scores.
 	body    []byte
 	args    args
 	verdict Verdict
@@ -207,8 +211,8 @@ func (x *scratch) ask(r *http.Request) (Asked, error) {
 	if err := x.read(r); err != nil {
 		return Asked{}, err
 	}
-	// A copy: the core keeps names.
-	if err := x.args.parse(string(x.body)); err != nil {
+	// Not a copy, which would cost more than all the rest: the core keeps none of the names that it is given.
+	if err := x.args.parse(unsafe.String(unsafe.SliceData(x.body), len(x.body))); err != nil {
 		return Asked{}, badRequest{err}
 	}
 	asked, err := x.args.asked()
@@ -224,20 +228,35 @@ func (s *Server) predicates(r *http.Request, x *scratch) ([]byte, error) {
 		return nil, err
 	}
 	a, v := &x.args, &x.verdict
-	began := time.Now()
-	for {
-		if err := s.core.Filter(asked, a.names, v); err != nil {
-			return json.Marshal(extender.ExtenderFilterResult{Error: err.Error()})
-		}
-		// Kube-scheduler knows of a victim's end from a watch of its own, and does not try again when ours is later.
-		if v.Await == 0 || !s.news(r.Context(), v, began.Add(v.Await)) {
-			break
-		}
+	if err := s.filter(r.Context(), asked, a.names, v); err != nil {
+		return json.Marshal(extender.ExtenderFilterResult{Error: err.Error()})
 	}
 	if v.Event != "" || v.Evict {
 		s.unplaced(asked, a.names, v)
 	}
 	return appendFilter(x.out[:0], a, v), nil
+}
+
+// filter is core.Filter, again as things change as long as that is worth it: kube-scheduler knows of a pod's end from a
+// watch of its own, and does not try again when ours is later.
+func (s *Server) filter(ctx context.Context, asked Asked, names []string, v *Verdict) error {
+	if err := s.core.Filter(asked, names, v); err != nil || v.Await == 0 {
+		return err
+	}
+	until := time.Now().Add(v.Await)
+	event, evict := v.Event, v.Evict
+	for s.news(ctx, v, until) {
+		err := s.core.Filter(asked, names, v)
+		if err != nil || len(v.Passed) > 0 || v.Unresolvable != "" {
+			if evict {
+				s.core.AbandonEviction(asked.UID)
+			}
+			return err
+		}
+		event, evict = cmp.Or(v.Event, event), v.Evict || evict
+	}
+	v.Event, v.Evict = event, evict
+	return nil
 }
 
 // newsEvery is how often it is looked for news while a Filter waits for some.
@@ -266,7 +285,10 @@ func (s *Server) unplaced(asked Asked, names []string, v *Verdict) {
 		s.api.Event(name, asked.UID, v.Event)
 	}
 	if v.Evict {
-		nodes := slices.Clone(names)
+		nodes := make([]string, len(names)) // the names are part of the body, which will be another's
+		for i := range names {
+			nodes[i] = strings.Clone(names[i])
+		}
 		s.evicting.Go(func() { s.evict(name, asked.UID, nodes) })
 	}
 }

@@ -27,10 +27,10 @@ type Verdict struct {
 	Event string
 	// Evict asks the caller to look for pods to evict: PlanEviction, or AbandonEviction, must follow.
 	Evict bool
-	// Await is for how long Filter is worth another call when something changes: room for this pod is about to be made, or was,
-	// which the watch may not have shown yet.
+	// Await is for how long Filter is worth another call whenever something changes: room for this pod is about to be made, or
+	// was, which the watch may not have shown yet. Event and Evict are to be heeded when that was in vain.
 	Await time.Duration
-	// changes is the core's count when Await was said.
+	// changes is the core's count when no node had room.
 	changes uint64
 }
 
@@ -87,7 +87,7 @@ func (c *Core) Filter(a Asked, names []string, v *Verdict) error {
 	return nil
 }
 
-// ChangedSince tells whether a verdict with Await may be another one by now.
+// ChangedSince tells whether a verdict that no node has room may be another one by now.
 func (c *Core) ChangedSince(v *Verdict) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -287,8 +287,6 @@ func exampleQuota(t *testing.T, c *chart) {
 		t.Fatalf("quota-second is on %q beside quota-first: %v", second.Spec.NodeName, err)
 	}
 	c.b.DeletePod(t, first)
-	// kube-scheduler may have heard of it, and asked again, before the extender did. It asks once more when something changes.
-	c.b.WaitPhase(t, c.b.CreatePod(t, sleeper("changes", n.Name)), corev1.PodRunning, soon)
 	c.running(t, "team-a", "quota-second")
 }
 
