@@ -3,11 +3,14 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -17,6 +20,10 @@ import (
 type APIPods struct {
 	store    cache.Store
 	informer cache.Controller
+
+	mu    sync.Mutex
+	order map[types.UID]uint64
+	last  uint64
 }
 
 // NewAPIPods makes one for a node. keep reduces a pod to what is needed, for the sake of memory; to is told
@@ -25,7 +32,7 @@ func NewAPIPods(client kubernetes.Interface, node string, keep func(*corev1.Pod)
 	selector := fields.OneTermEqualSelector("spec.nodeName", node)
 	list := cache.NewFilteredListWatchFromClient(client.CoreV1().RESTClient(), "pods", corev1.NamespaceAll,
 		func(o *metav1.ListOptions) { o.FieldSelector = selector.String() })
-	p := &APIPods{}
+	p := &APIPods{order: map[types.UID]uint64{}}
 	p.store, p.informer = cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: list,
 		ObjectType:    &corev1.Pod{},
@@ -36,29 +43,69 @@ func NewAPIPods(client kubernetes.Interface, node string, keep func(*corev1.Pod)
 			}
 			return o, nil
 		},
-		Handler: handler(to),
+		Handler: p.handler(to),
 	})
 	return p
 }
 
-func handler(to PodEvents) cache.ResourceEventHandler {
-	changed := func(o any) {
-		if pod, ok := o.(*corev1.Pod); ok {
+func (p *APIPods) handler(to PodEvents) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(o any, first bool) {
+			if pod, ok := o.(*corev1.Pod); ok {
+				p.added(pod, first)
+				to.Changed(pod)
+			}
+		},
+		UpdateFunc: func(was, now any) {
+			pod, ok := now.(*corev1.Pod)
+			if !ok {
+				return
+			}
+			if old, ok := was.(*corev1.Pod); ok && old.UID != pod.UID { // its end was missed
+				p.gone(old.UID, to)
+				p.added(pod, false)
+			}
 			to.Changed(pod)
-		}
-	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    changed,
-		UpdateFunc: func(_, now any) { changed(now) },
+		},
 		DeleteFunc: func(o any) {
 			if last, ok := o.(cache.DeletedFinalStateUnknown); ok {
 				o = last.Obj
 			}
 			if pod, ok := o.(*corev1.Pod); ok {
-				to.Gone(pod.UID)
+				p.gone(pod.UID, to)
 			}
 		},
 	}
+}
+
+func (p *APIPods) gone(uid types.UID, to PodEvents) {
+	p.mu.Lock()
+	delete(p.order, uid)
+	p.mu.Unlock()
+	to.Gone(uid)
+}
+
+// added notes a pod's order: the version at which it came to this node, which is that of its binding. (Kubernetes compares
+// versions of one resource as numbers.) first: it was there when the watch began.
+func (p *APIPods) added(pod *corev1.Pod, first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if first {
+		p.order[pod.UID] = 0
+		return
+	}
+	if version, err := strconv.ParseUint(pod.ResourceVersion, 10, 64); err == nil {
+		p.last = version
+	}
+	p.order[pod.UID] = p.last
+}
+
+// Order is where kubelet, which watches the same, takes a pod on: after those with a smaller one. 0 have those that were there
+// when the watch began; kubelet takes them on by their age.
+func (p *APIPods) Order(uid types.UID) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.order[uid]
 }
 
 // Run watches until ctx ends. While the API server is away it keeps what it knows.
@@ -74,8 +121,14 @@ func (p *APIPods) List(context.Context) ([]*corev1.Pod, error) {
 	}
 	all := p.store.List()
 	out := make([]*corev1.Pod, 0, len(all))
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, o := range all {
-		if pod, ok := o.(*corev1.Pod); ok {
+		pod, ok := o.(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		if _, ordered := p.order[pod.UID]; ordered { // else it is just about to be
 			out = append(out, pod)
 		}
 	}

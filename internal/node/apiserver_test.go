@@ -169,11 +169,13 @@ func TestPodsFromTheAPIServer(t *testing.T) {
 		api.set(p.Name, p)
 		eventually(t, 10*time.Second, p.Name+" is known", func() bool { return w.node.table.get(string(p.UID)) != nil })
 	}
-	// Two of the same size: kubelet admits the older one first. The second has a ceiling, which only the API server knows.
+	// Two of the same size: kubelet admits them as it hears of them, however old they are. The second has a ceiling, which only
+	// the API server knows.
 	first, second := w.pod(pinned(gpus[1]), containerSpec{name: "c", cores: 30, units: 8}), w.pod(nil, containerSpec{name: "c", cores: 30, units: 8})
 	second.Annotations = map[string]string{"tencent.com/vcuda-core-limit": "80"}
-	known(second)
+	first.CreationTimestamp = metav1.NewTime(second.CreationTimestamp.Add(time.Minute))
 	known(first)
+	known(second)
 	w.mustAdmit(first)
 	w.mustAdmit(second)
 	// One that the API server tells of after it was admitted.

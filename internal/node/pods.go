@@ -115,6 +115,8 @@ type podSource interface {
 // podTable is what is known of pods. Safe for concurrent use.
 type podTable struct {
 	names podspec.Names
+	// order tells books.Pod.Order.
+	order func(types.UID) uint64
 	mu    sync.Mutex
 	pods  map[string]*podInfo
 	// listed has what was read of the pods of the last list, nil for those that want no GPU. Most are the same in the next.
@@ -124,12 +126,20 @@ type podTable struct {
 }
 
 func newPodTable(names podspec.Names) *podTable {
-	return &podTable{names: names, pods: map[string]*podInfo{}, changed: make(chan struct{}, 1)}
+	return &podTable{names: names, order: func(types.UID) uint64 { return 0 }, pods: map[string]*podInfo{}, changed: make(chan struct{}, 1)}
+}
+
+func (t *podTable) inform(pod *corev1.Pod) *podInfo {
+	info := inform(pod, t.names)
+	if info != nil {
+		info.Order = t.order(pod.UID)
+	}
+	return info
 }
 
 // Changed implements kubelet.PodEvents. Limits of a pod that is known change with a list only.
 func (t *podTable) Changed(pod *corev1.Pod) {
-	info := inform(pod, t.names)
+	info := t.inform(pod)
 	if info == nil {
 		return
 	}
@@ -170,7 +180,7 @@ func (t *podTable) set(pods []*corev1.Pod) {
 	for _, pod := range pods {
 		info, known := t.listed[pod]
 		if !known {
-			info = inform(pod, t.names)
+			info = t.inform(pod)
 		}
 		listed[pod] = info
 		if info != nil {
@@ -278,7 +288,7 @@ func (n *Node) openPods(ctx context.Context) error {
 		n.log.Warn("nobody tells of pods: kubelet has no pods service and there is no API server", "socket", n.config.PodsSocket)
 	default:
 		informer := kubelet.NewAPIPods(n.cluster.client, n.config.NodeName, reduce, n.table)
-		n.pods = informer
+		n.pods, n.table.order = informer, informer.Order
 		n.run(func() { informer.Run(ctx) })
 	}
 	return nil

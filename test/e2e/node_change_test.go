@@ -87,6 +87,11 @@ func nodeLiveChange(t *testing.T, n *gpuNode) {
 // Where kubelet does not tell of its pods (before 1.36) the API server does: pods of equal size have their own limits all the same.
 func nodePodsFromAPIServer(t *testing.T, n *gpuNode) {
 	n.restart(t, "--pods-from=apiserver")
+	// Four of each size at once: whose call it is shows by the order in which kubelet heard of them.
+	t.Run("TwentyReservedPods", func(t *testing.T) {
+		needNvidiaSMI(t)
+		n.twentyReserved(t)
+	})
 	n.deleteAll(t)
 	asked := []struct{ cores, ceiling, units int }{{30, 60, 16}, {30, 30, 16}, {30, 90, 16}, {20, 20, 32}, {0, 100, 32}}
 	var pods []*corev1.Pod

@@ -176,20 +176,22 @@ func (n *gpuNode) canBePlaced(t *testing.T, shapes []shape) bool {
 // The same with a scheduler's reservations, which fill memory to the last unit as well.
 func nodeTwentyReservedPods(t *testing.T, n *gpuNode) {
 	needNvidiaSMI(t)
-	var plan []created
+	for i := range repetitions(t) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) { n.twentyReserved(t) })
+	}
+}
+
+func (n *gpuNode) twentyReserved(t *testing.T) {
+	t.Helper()
+	var pods []created
 	for gpu := range nodeGPUs {
 		for _, s := range []shape{{30, 32}, {30, 48}, {20, 24}, {10, 24}, {10, n.units - 128}} {
-			plan = append(plan, created{shape: s, gpu: gpu})
+			pods = append(pods, created{shape: s, gpu: gpu})
 		}
 	}
-	for i := range repetitions(t) {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			pods := slices.Clone(plan)
-			rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-			n.twenty(t, pods)
-			n.wantFree(t, 0, 0)
-		})
-	}
+	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
+	n.twenty(t, pods)
+	n.wantFree(t, 0, 0)
 }
 
 // twenty makes the pods at once and checks each of them by all that tell.

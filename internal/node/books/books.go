@@ -82,7 +82,9 @@ func (a Amount) plus(b Amount) Amount {
 // Pod is what is known of a pod.
 type Pod struct {
 	UID, Namespace, Name string
-	Created              time.Time
+	// Order is where kubelet takes the pod on, after those with a smaller one; 0: it is not known, or was there at the start.
+	Order   uint64
+	Created time.Time
 	// Over: it ended, or kubelet refused it. It holds nothing.
 	Over bool
 	Ask  podspec.Ask
@@ -187,10 +189,10 @@ func (b *Books) SetPod(p Pod) {
 // DropPod tells that a pod is gone.
 func (b *Books) DropPod(uid string) { delete(b.pods, uid) }
 
-// sorted are the pods, oldest first.
+// sorted are the pods, those first that kubelet most likely takes on first: by their order, where that is not known the oldest.
 func (b *Books) sorted() []*pod {
 	return slices.SortedFunc(maps.Values(b.pods), func(p, q *pod) int {
-		return cmp.Or(p.Created.Compare(q.Created), cmp.Compare(p.UID, q.UID))
+		return cmp.Or(cmp.Compare(p.Order, q.Order), p.Created.Compare(q.Created), cmp.Compare(p.UID, q.UID))
 	})
 }
 

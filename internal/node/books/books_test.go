@@ -416,6 +416,41 @@ func TestAnyOrder(t *testing.T) {
 	}
 }
 
+// Pods that were reserved all of a node come at once, in an order that is known, and are told of as late as can be or all at
+// once: each gets what was reserved for it, though many are of one size and of one age.
+func TestOrderOfAdmission(t *testing.T) {
+	for seed := range uint64(50) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		d := newDesk(t, 4)
+		var all []Pod
+		for g := range 4 {
+			for _, s := range [][2]int{{30, 32}, {30, 48}, {20, 24}, {10, 24}, {10, 192}} {
+				p := asking(fmt.Sprintf("p%d-%d", r.Uint64(), len(all)), s[0], s[1])
+				p.Reserved = map[string]podspec.Place{"c": {Indexes: []int{g}}}
+				all = append(all, p)
+			}
+		}
+		r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		for i := range all {
+			all[i].Order = uint64(i + 1)
+		}
+		for i := range all {
+			d.SetPods(all[:i+1+r.IntN(len(all)-i)])
+			want := string(rune('A' + all[i].Reserved["c"].Indexes[0]))
+			sizes, order := [2]int{all[i].Ask.Containers[0].Cores, int(all[i].Ask.Containers[0].Units)}, []Resource{Core, Memory}
+			if r.IntN(2) == 0 {
+				slices.Reverse(order)
+			}
+			for _, res := range order {
+				if on := d.mustCall(res, sizes[res]); on != want {
+					t.Fatalf("seed %d: %v of pod %d is on %s, reserved on %s", seed, res, i, on, want)
+				}
+			}
+		}
+		d.expect(fmt.Sprintf("seed %d: free", seed), d.free(), "A 0/0, B 0/0, C 0/0, D 0/0")
+	}
+}
+
 // A whole GPU whose cores are made fewer keeps its memory, as nothing limits it; also when its pod does not make sense any more.
 func TestWholeWithFewerCores(t *testing.T) {
 	d := newDesk(t, 1)

@@ -177,7 +177,7 @@ func (b *Books) KnowsCaller(res Resource, must []string, size int) bool {
 }
 
 // caller finds the container that a call is for, nil if it cannot be told: the one of the last grant, if it is due; the holder of
-// the IDs that its pod hands on; else one for which the last grant can have been; else a pod that has begun; else the oldest of
+// the IDs that its pod hands on; else one for which the last grant can have been; else a pod that has begun; else the first of
 // that size; then pods that kubelet held IDs for when the books were opened; and last of all one that was refused, not known: the
 // refusal may have been another's of its size.
 func (b *Books) caller(res Resource, size int, fixed ids) (t *tenant, known bool) {
