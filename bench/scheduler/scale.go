@@ -213,7 +213,7 @@ type noAPI struct{}
 func (noAPI) Pod(context.Context, string, string) (*corev1.Pod, error)     { return nil, nil }
 func (noAPI) Bind(context.Context, scheduler.Binding) error                { return nil }
 func (noAPI) Event(types.NamespacedName, types.UID, string)                {}
-func (noAPI) Violates(string, string) bool                                 { return false }
+func (noAPI) Violations([]types.NamespacedName) int                        { return 0 }
 func (noAPI) Evict(context.Context, types.NamespacedName, types.UID) error { return nil }
 
 // serve serves on a loopback port until the returned function is called.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,8 @@ const (
 	confirmTicks = 60
 	// claimTicks is how long an evicted pod's GPU is kept for who evicted it, once it is free or before.
 	claimTicks = 300
+	// latelyTicks is how long a pod that is gone is known as such: kube-scheduler may still ask about it.
+	latelyTicks = 60
 	// eventTicks is how long no second event of the same kind is made for a pod.
 	eventTicks = 300
 )
@@ -66,6 +69,8 @@ type Core struct {
 	pods    map[types.UID]*pod
 	// open are the pods in a phase that does not last.
 	open map[types.UID]*pod
+	// lately has the pods that are gone, and since which tick.
+	lately map[types.UID]uint64
 	// plain are the bound pods without GPUs, for what they take of the host.
 	plain map[types.UID]plainPod
 	tick  uint64
@@ -80,6 +85,7 @@ type Core struct {
 	// changes counts what may alter a decision.
 	changes   uint64
 	waited    uint64 // the tick in which a Filter waited last for news
+	awaited   uint64 // and for victims
 	recent    recent
 	explained explained
 	stats     Stats
@@ -208,7 +214,7 @@ func NewCore(config CoreConfig) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{},
+	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{},
 		plain: map[types.UID]plainPod{}, used: map[string]quota.Used{}}, nil
 }
 
@@ -409,15 +415,25 @@ func (c *Core) asked(a Asked) (*pod, error) {
 	if object.UID == "" || object.UID != a.UID {
 		return nil, fmt.Errorf("pod %s/%s: no UID", object.Namespace, object.Name)
 	}
+	if _, gone := c.lately[a.UID]; gone {
+		return nil, fmt.Errorf("pod %s/%s is gone", object.Namespace, object.Name)
+	}
 	p := c.pods[a.UID]
+	if p != nil && (p.namespace != object.Namespace || p.name != object.Name) {
+		return nil, fmt.Errorf("pod %s/%s has the UID of pod %v", object.Namespace, object.Name, p)
+	}
 	if p == nil {
 		p = &pod{uid: a.UID}
 		c.pods[a.UID] = p
 		c.to(p, asked)
 	}
-	// What is held stays as it was asked: the resources of a pod cannot change.
+	// What is bound or on its way stays as it was asked.
 	if p.phase == asked || p.phase == held {
+		before := p.spec
 		p.read(object, c.config.Names)
+		if !reflect.DeepEqual(before, p.spec) {
+			c.refilter(p)
+		}
 		c.learn(p)
 	}
 	return p, nil

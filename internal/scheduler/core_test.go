@@ -392,24 +392,28 @@ func placeBound(c *Core, p *corev1.Pod, node string, gpu int) {
 	c.PodSeen(p)
 }
 
+// allowed and forbidden are API.Violations where budgets allow every eviction, and none.
+func allowed([]types.NamespacedName) int        { return 0 }
+func forbidden(pods []types.NamespacedName) int { return len(pods) }
+
 func TestPreempt(t *testing.T) {
 	c := testCore(t, CoreConfig{Evict: true}, testNode("a", 2, "T4", 16*gib), testNode("b", 1, "T4", 16*gib))
 	placeBound(c, testPod("low0", 50, 4), "a", 0)
 	placeBound(c, testPod("low1", 50, 4), "a", 1)
 	placeBound(c, priority(testPod("high", 50, 4), 9), "b", 0)
 	p := priority(testPod("p", 100, 0), 5)
-	none := func(string, string) bool { return false }
 	// kube-scheduler offers one of two; either leaves a GPU free. On b only one that must not go is there.
-	got, err := c.Preempt(AskedPod(p), map[string]Victims{"a": {UIDs: []types.UID{"uid-low1"}}, "b": {UIDs: []types.UID{"uid-other"}}}, none)
+	got, err := c.Preempt(AskedPod(p), map[string]Victims{"a": {UIDs: []types.UID{"uid-low1"}}, "b": {UIDs: []types.UID{"uid-other"}}}, allowed)
 	if want := (map[string]Victims{"a": {UIDs: []types.UID{"uid-low1"}}}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v %v", got, err)
 	}
 	// Offered something that does not help: one more has to go.
-	got, err = c.Preempt(AskedPod(p), map[string]Victims{"a": {UIDs: []types.UID{"uid-plain"}}}, func(string, string) bool { return true })
+	got, err = c.Preempt(AskedPod(p), map[string]Victims{"a": {UIDs: []types.UID{"uid-plain"}}}, forbidden)
 	if want := (map[string]Victims{"a": {UIDs: []types.UID{"uid-plain", "uid-low0"}, Violations: 1}}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v %v", got, err)
 	}
 	// While kube-scheduler's victims go, ours are not looked for.
+	c.Tick()
 	if v := filter(t, c, p, "a", "b"); len(v.Passed) != 0 || v.Evict || v.Await == 0 || v.Event != "" {
 		t.Fatalf("%+v", v)
 	}
@@ -420,15 +424,14 @@ func TestPreempt(t *testing.T) {
 	if v := filter(t, c, p, "a", "b"); len(v.Passed) != 0 || !v.Evict {
 		t.Fatalf("%+v", v)
 	}
-	if e, ok := c.PlanEviction(p.UID, []string{"a", "b"}, none); ok {
+	if e, ok := c.PlanEviction(p.UID, []string{"a", "b"}, forbidden); ok {
 		t.Errorf("not evictable, and %+v", e)
 	}
-	yes := func(string, string) bool { return true }
-	e, ok := c.PlanEviction(p.UID, []string{"a", "b"}, yes)
+	e, ok := c.PlanEviction(p.UID, []string{"a", "b"}, allowed)
 	if !ok || e.Node != "a" || !slices.Equal(e.UIDs, []types.UID{"uid-low0"}) {
 		t.Fatalf("%+v", e)
 	}
-	if _, ok := c.PlanEviction(p.UID, []string{"a", "b"}, yes); ok {
+	if _, ok := c.PlanEviction(p.UID, []string{"a", "b"}, allowed); ok {
 		t.Error("evicted twice")
 	}
 	c.PodGone("uid-low0")
@@ -451,7 +454,7 @@ func TestClaimOfTwo(t *testing.T) {
 	placeBound(c, testPod("low1", 50, 4), "a", 1)
 	p := priority(testPod("p", 200, 0), 5)
 	filter(t, c, p, "a")
-	e, ok := c.PlanEviction(p.UID, []string{"a"}, func(string, string) bool { return true })
+	e, ok := c.PlanEviction(p.UID, []string{"a"}, allowed)
 	if !ok || len(e.UIDs) != 2 {
 		t.Fatalf("%+v", e)
 	}

@@ -269,14 +269,18 @@ const (
 // nothing is for a pod that no node has room for.
 func (c *Core) nothing(p *pod, names []string, v *Verdict) {
 	v.changes = c.changes
-	if p.claim != nil || p.preempted > 0 && c.tick < p.preempted+preemptTicks {
-		v.Await = awaitVictims
-		return
-	}
 	// Kube-scheduler may ask because it has seen, from a watch of its own, that there is room, which ours will show in a
 	// moment. It would not try again then. One wait a second keeps it going where many pods find no room.
-	if c.waited != c.tick {
+	evicts := p.claim != nil || p.preempted > 0 && c.tick < p.preempted+preemptTicks
+	switch {
+	case v.Again:
+	case evicts && c.awaited != c.tick:
+		v.Await, c.awaited = awaitVictims, c.tick
+	case c.waited != c.tick:
 		v.Await, c.waited = awaitNews, c.tick
+	}
+	if evicts {
+		return
 	}
 	if v.Evict = c.config.Evict && p.mayEvict && !p.planning && c.mayHelp(p); v.Evict {
 		p.planning = true

@@ -276,7 +276,7 @@ func TestOnePlanAtATime(t *testing.T) {
 	for range 2 {
 		got = append(got, filter(t, c, p, "a").Evict)
 	}
-	if _, ok := c.PlanEviction(p.UID, []string{"a"}, func(string, string) bool { return false }); ok {
+	if _, ok := c.PlanEviction(p.UID, []string{"a"}, forbidden); ok {
 		t.Error("who may not be evicted is")
 	}
 	got = append(got, filter(t, c, p, "a").Evict)

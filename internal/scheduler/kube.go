@@ -283,23 +283,32 @@ func (k *kube) Event(pod types.NamespacedName, uid types.UID, text string) {
 	k.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: uid}, corev1.EventTypeWarning, "NoGPURoom", text)
 }
 
-// Violates implements API.
-func (k *kube) Violates(namespace, name string) bool {
-	o, ok, err := k.pods.GetStore().GetByKey(namespace + "/" + name)
-	p, isPod := o.(*corev1.Pod)
-	if err != nil || !ok || !isPod {
-		return false
-	}
-	budgets, err := k.budgets.PodDisruptionBudgets(namespace).List(labels.Everything())
-	if err != nil {
-		return true
-	}
-	for _, b := range budgets {
-		if covers(b, p) && b.Status.DisruptionsAllowed <= 0 {
-			return true
+// Violations implements API. A pod under several budgets is never evicted: the API refuses that.
+func (k *kube) Violations(pods []types.NamespacedName) int {
+	count, used := 0, map[*policyv1.PodDisruptionBudget]int32{}
+	for _, name := range pods {
+		o, ok, err := k.pods.GetStore().GetByKey(name.String())
+		p, isPod := o.(*corev1.Pod)
+		if err != nil || !ok || !isPod {
+			continue
+		}
+		budgets, err := k.budgets.PodDisruptionBudgets(name.Namespace).List(labels.Everything())
+		var of []*policyv1.PodDisruptionBudget
+		for _, b := range budgets {
+			if covers(b, p) {
+				of = append(of, b)
+			}
+		}
+		switch {
+		case err != nil || len(of) > 1:
+			count++
+		case len(of) == 1 && used[of[0]] >= of[0].Status.DisruptionsAllowed:
+			count++
+		case len(of) == 1:
+			used[of[0]]++
 		}
 	}
-	return false
+	return count
 }
 
 // covers tells whether a disruption budget is about a pod: as the Eviction API sees it, to which an empty selector is

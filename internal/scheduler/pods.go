@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,6 +99,8 @@ func (c *Core) podSeen(object *corev1.Pod, watched bool) {
 		switch {
 		case p != nil && (p.phase == held || p.phase == asked) && object.DeletionTimestamp != nil:
 			c.forget(p)
+		case p != nil && watched:
+			p.waits = true
 		case p == nil && watched && object.DeletionTimestamp == nil && podspec.Wants(object, c.config.Names):
 			// Filter will be asked: then it need not be parsed any more.
 			p = &pod{uid: object.UID, waits: true}
@@ -124,6 +127,7 @@ func (c *Core) PodGone(uid types.UID) {
 func (c *Core) gone(uid types.UID) {
 	if p := c.pods[uid]; p != nil {
 		c.forget(p)
+		c.lately[uid] = c.tick
 	}
 	if x, ok := c.plain[uid]; ok {
 		delete(c.plain, uid)
@@ -313,13 +317,17 @@ func (c *Core) Tick() []Check {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tick++
+	maps.DeleteFunc(c.lately, func(_ types.UID, at uint64) bool { return c.tick-at > latelyTicks })
 	var out []Check
 	for _, p := range c.open {
 		age := int(c.tick - p.since)
 		switch p.phase {
 		case asked, held:
-			if p.claim != nil && int(c.tick-p.claim.since) < claimTicks {
-				continue
+			if p.claim != nil {
+				if int(c.tick-p.claim.since) < claimTicks {
+					continue
+				}
+				c.unclaim(p)
 			}
 			if age >= c.config.HoldTicks {
 				if p.phase == held {

@@ -22,8 +22,8 @@ const preemptTicks = 60
 
 // Preempt completes what kube-scheduler, which counts totals only, would evict for a pod: on each node, more
 // pods of lower priority until the pod has GPUs there. A node where that is not enough is left out.
-// violates tells whether evicting a pod breaks a disruption budget.
-func (c *Core) Preempt(a Asked, offers map[string]Victims, violates func(namespace, name string) bool) (map[string]Victims, error) {
+// violations is API.Violations.
+func (c *Core) Preempt(a Asked, offers map[string]Victims, violations func([]types.NamespacedName) int) (map[string]Victims, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stats.Preemptions++
@@ -44,12 +44,17 @@ func (c *Core) Preempt(a Asked, offers map[string]Victims, violates func(namespa
 			continue
 		}
 		v := Victims{UIDs: slices.Clone(offer.UIDs), Violations: offer.Violations}
-		for _, q := range more {
-			v.UIDs = append(v.UIDs, q.uid)
-			if violates(q.namespace, q.name) {
-				v.Violations++
+		var all []types.NamespacedName
+		for _, uid := range offer.UIDs {
+			if q := c.pods[uid]; q != nil { // what others than GPU pods use up of a budget is not seen
+				all = append(all, q.namespaced())
 			}
 		}
+		offered := violations(all)
+		for _, q := range more {
+			v.UIDs, all = append(v.UIDs, q.uid), append(all, q.namespaced())
+		}
+		v.Violations += int64(violations(all) - offered)
 		out[name] = v
 	}
 	if len(out) > 0 {
@@ -79,7 +84,7 @@ func (c *Core) victims(p *pod, name string, given []types.UID) ([]*pod, bool) {
 	}
 	var lower []*pod
 	for _, q := range n.pods {
-		if q.phase == bound && q.priority < p.priority && q != p && !slices.Contains(given, q.uid) {
+		if q.phase == bound && q.priority < p.priority && q != p && !slices.Contains(given, q.uid) && !n.awaited(q) {
 			lower = append(lower, q)
 		}
 	}
@@ -163,6 +168,11 @@ type claim struct {
 	key     string
 }
 
+// awaited tells whether a pod is being evicted for another one.
+func (n *node) awaited(p *pod) bool {
+	return slices.ContainsFunc(n.claims, func(k *claim) bool { return k.waiting[p.uid] })
+}
+
 // Eviction is what PlanEviction wants.
 type Eviction struct {
 	Node string
@@ -185,14 +195,14 @@ func (c *Core) mayHelp(p *pod) bool {
 
 // PlanEviction chooses a node among those given and pods there to evict for a pod that no node has room for
 // though the totals would do: kube-scheduler, which counts totals, evicts nobody then. The pods' GPUs are
-// kept for it as they become free, for claimTicks. evictable tells whether a pod's eviction would be granted.
+// kept for it as they become free, for claimTicks. violations is API.Violations.
 // False: evicting nobody helps, or it is under way.
-func (c *Core) PlanEviction(uid types.UID, names []string, evictable func(namespace, name string) bool) (Eviction, bool) {
+func (c *Core) PlanEviction(uid types.UID, names []string, violations func([]types.NamespacedName) int) (Eviction, bool) {
 	defer c.planned(uid)
 	at := ""
 	var least [3]int
 	for _, name := range names {
-		measure, found, ok := c.tryEviction(uid, name, evictable)
+		measure, found, ok := c.tryEviction(uid, name, violations)
 		if !ok {
 			return Eviction{}, false
 		}
@@ -202,7 +212,7 @@ func (c *Core) PlanEviction(uid types.UID, names []string, evictable func(namesp
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p, best, ok := c.evictFrom(uid, at, evictable)
+	p, best, ok := c.evictFrom(uid, at, violations)
 	if !ok || len(best) == 0 {
 		return Eviction{}, false
 	}
@@ -213,18 +223,18 @@ func (c *Core) PlanEviction(uid types.UID, names []string, evictable func(namesp
 	for _, q := range best {
 		p.claim.waiting[q.uid] = true
 		e.UIDs = append(e.UIDs, q.uid)
-		e.Pods = append(e.Pods, types.NamespacedName{Namespace: q.namespace, Name: q.name})
 	}
+	e.Pods = namespacedAll(best)
 	c.stats.Evictions++
 	return e, true
 }
 
 // tryEviction measures what an eviction from one node would cost, if it helps there. It takes the lock for one node at a
 // time: there may be thousands, and decisions wait for it. Not ok: nothing is to be planned any more.
-func (c *Core) tryEviction(uid types.UID, name string, evictable func(namespace, name string) bool) (measure [3]int, found, ok bool) {
+func (c *Core) tryEviction(uid types.UID, name string, violations func([]types.NamespacedName) int) (measure [3]int, found, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, v, ok := c.evictFrom(uid, name, evictable)
+	_, v, ok := c.evictFrom(uid, name, violations)
 	if len(v) > 0 {
 		measure, found = pain(v), true
 	}
@@ -233,7 +243,7 @@ func (c *Core) tryEviction(uid types.UID, name string, evictable func(namespace,
 
 // evictFrom are the pods to evict from a node for a pod, none if that does not help. Not ok: nothing is to be planned any
 // more.
-func (c *Core) evictFrom(uid types.UID, name string, evictable func(namespace, name string) bool) (p *pod, victims []*pod, ok bool) {
+func (c *Core) evictFrom(uid types.UID, name string, violations func([]types.NamespacedName) int) (p *pod, victims []*pod, ok bool) {
 	p = c.pods[uid]
 	if p == nil || p.phase != asked || p.problem != nil || p.claim != nil {
 		return nil, nil, false
@@ -245,10 +255,22 @@ func (c *Core) evictFrom(uid types.UID, name string, evictable func(namespace, n
 	if fits && len(v) == 0 {
 		return p, nil, false // there is room by now
 	}
-	if !fits || slices.ContainsFunc(v, func(q *pod) bool { return !evictable(q.namespace, q.name) }) {
+	if !fits || violations(namespacedAll(v)) > 0 {
 		return p, nil, true
 	}
 	return p, v, true
+}
+
+func (p *pod) namespaced() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.namespace, Name: p.name}
+}
+
+func namespacedAll(pods []*pod) []types.NamespacedName {
+	out := make([]types.NamespacedName, len(pods))
+	for i, p := range pods {
+		out[i] = p.namespaced()
+	}
+	return out
 }
 
 // pain measures victims: the highest priority among them, then how many, then how much they hold.
@@ -265,6 +287,22 @@ func (c *Core) planned(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p := c.pods[uid]; p != nil {
+		p.planning = false
+	}
+}
+
+// Unheeded takes back what a verdict wanted: its event can be said again, its eviction planned again.
+func (c *Core) Unheeded(uid types.UID, event, evict bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pods[uid]
+	if p == nil {
+		return
+	}
+	if event {
+		p.eventText = ""
+	}
+	if evict {
 		p.planning = false
 	}
 }

@@ -34,8 +34,8 @@ type API interface {
 	Bind(ctx context.Context, b Binding) error
 	// Event tells a pod's owner something.
 	Event(pod types.NamespacedName, uid types.UID, text string)
-	// Violates tells whether evicting a pod would break a disruption budget.
-	Violates(namespace, name string) bool
+	// Violations are how many of these pods' evictions, one after the other, a disruption budget forbids.
+	Violations(pods []types.NamespacedName) int
 	// Evict asks for a pod's eviction; an error says that it is not granted.
 	Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error
 }
@@ -240,17 +240,17 @@ func (s *Server) predicates(r *http.Request, x *scratch) ([]byte, error) {
 // filter is core.Filter, again as things change as long as that is worth it: kube-scheduler knows of a pod's end from a
 // watch of its own, and does not try again when ours is later.
 func (s *Server) filter(ctx context.Context, asked Asked, names []string, v *Verdict) error {
+	v.Again = false
 	if err := s.core.Filter(asked, names, v); err != nil || v.Await == 0 {
 		return err
 	}
 	until := time.Now().Add(v.Await)
 	event, evict := v.Event, v.Evict
 	for s.news(ctx, v, until) {
+		v.Again = true
 		err := s.core.Filter(asked, names, v)
 		if err != nil || len(v.Passed) > 0 || v.Unresolvable != "" {
-			if evict {
-				s.core.AbandonEviction(asked.UID)
-			}
+			s.core.Unheeded(asked.UID, event != "", evict)
 			return err
 		}
 		event, evict = cmp.Or(v.Event, event), v.Evict || evict
@@ -276,8 +276,8 @@ func (s *Server) news(ctx context.Context, v *Verdict, until time.Time) bool {
 // unplaced does what is to be done for a pod that found no node, beside saying so.
 func (s *Server) unplaced(asked Asked, names []string, v *Verdict) {
 	object, err := asked.Object()
-	if err != nil {
-		s.core.AbandonEviction(asked.UID)
+	if err != nil || s.waits() != nil {
+		s.core.Unheeded(asked.UID, v.Event != "", v.Evict)
 		return
 	}
 	name := types.NamespacedName{Namespace: object.Namespace, Name: object.Name}
@@ -295,13 +295,17 @@ func (s *Server) unplaced(asked Asked, names []string, v *Verdict) {
 
 // evict makes room for a pod.
 func (s *Server) evict(name types.NamespacedName, uid types.UID, nodes []string) {
-	e, ok := s.core.PlanEviction(uid, nodes, func(namespace, name string) bool { return !s.api.Violates(namespace, name) })
+	e, ok := s.core.PlanEviction(uid, nodes, s.api.Violations)
 	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i, victim := range e.Pods {
+		if s.waits() != nil { // another replica leads, and knows nothing of this
+			s.core.AbandonEviction(uid)
+			return
+		}
 		if err := s.api.Evict(ctx, victim, e.UIDs[i]); err != nil && !apierrors.IsNotFound(err) {
 			s.log.Warn("an eviction was not granted", "pod", victim.String(), "for", name.String(), "err", err)
 			s.core.AbandonEviction(uid)
@@ -447,7 +451,7 @@ func (s *Server) preemption(r *http.Request, _ *scratch) ([]byte, error) {
 			offers[name] = Victims{Violations: v.NumPDBViolations, UIDs: uidsOf(v.Pods, func(p *corev1.Pod) types.UID { return p.UID })}
 		}
 	}
-	got, err := s.core.Preempt(AskedPod(in.Pod), offers, s.api.Violates)
+	got, err := s.core.Preempt(AskedPod(in.Pod), offers, s.api.Violations)
 	if err != nil {
 		return nil, err
 	}

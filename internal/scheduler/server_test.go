@@ -38,7 +38,7 @@ func (f *fakeAPI) Bind(_ context.Context, b Binding) error {
 func (f *fakeAPI) Event(pod types.NamespacedName, _ types.UID, text string) {
 	f.events = append(f.events, pod.String()+": "+text)
 }
-func (f *fakeAPI) Violates(string, string) bool { return false }
+func (f *fakeAPI) Violations([]types.NamespacedName) int { return 0 }
 func (f *fakeAPI) Evict(_ context.Context, pod types.NamespacedName, _ types.UID) error {
 	f.evicted = append(f.evicted, pod.String())
 	return nil

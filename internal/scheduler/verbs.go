@@ -30,6 +30,8 @@ type Verdict struct {
 	// Await is for how long Filter is worth another call whenever something changes: room for this pod is about to be made, or
 	// was, which the watch may not have shown yet. Event and Evict are to be heeded when that was in vain.
 	Await time.Duration
+	// Again, set by the caller, makes it another look for the same request.
+	Again bool
 	// changes is the core's count when no node had room.
 	changes uint64
 }
@@ -37,10 +39,12 @@ type Verdict struct {
 // Filter tells which of the nodes have GPUs for the pod. In exact mode, and when one node is left, the GPUs
 // are held from here on. A pod whose binding is on its way, or may have been done, passes on that node only.
 func (c *Core) Filter(a Asked, names []string, v *Verdict) error {
-	*v = Verdict{Passed: v.Passed[:0], Failed: v.Failed[:0]}
+	*v = Verdict{Passed: v.Passed[:0], Failed: v.Failed[:0], Again: v.Again}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stats.Filters++
+	if !v.Again {
+		c.stats.Filters++
+	}
 	p, err := c.asked(a)
 	if err != nil {
 		return err
@@ -73,7 +77,9 @@ func (c *Core) Filter(a Asked, names []string, v *Verdict) error {
 	}
 	c.explained.note(p, v, c.config.Now())
 	if len(v.Passed) == 0 {
-		c.stats.FilterEmpty++
+		if !v.Again {
+			c.stats.FilterEmpty++
+		}
 		c.nothing(p, names, v)
 		return nil
 	}

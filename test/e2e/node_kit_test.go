@@ -129,6 +129,10 @@ func needNvidiaSMI(t *testing.T) {
 	}
 }
 
+// kubeletTells is true where kubelet has its pods service by default. Without it nobody knows a static pod while the API server
+// is away.
+func (n *gpuNode) kubeletTells() bool { return n.b.AtLeast(37) }
+
 // restart runs the daemon with other flags until the end of the test.
 func (n *gpuNode) restart(t *testing.T, flags ...string) {
 	t.Helper()
