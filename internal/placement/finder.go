@@ -11,13 +11,13 @@ import (
 type finder struct {
 	seed  maphash.Seed
 	names []string // by slot
-	// cells are slots + 1 by hash, 0 for none, the next free one when that is taken. At most a third is used.
+	// cells are slots + 1 by hash, 0 for none, the next free one when that is taken. At most a sixth is used.
 	cells []int32
 }
 
 // newFinder knows the nodes by their slots; nil is a slot that is free.
 func newFinder(nodes []*node) *finder {
-	f := &finder{seed: maphash.MakeSeed(), names: make([]string, len(nodes)), cells: make([]int32, 1<<bits.Len(uint(3*len(nodes))))}
+	f := &finder{seed: maphash.MakeSeed(), names: make([]string, len(nodes)), cells: make([]int32, 1<<bits.Len(uint(6*len(nodes))))}
 	var all strings.Builder
 	for _, n := range nodes {
 		if n != nil {

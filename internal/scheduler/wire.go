@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -318,46 +319,54 @@ func (x *scanner) plainStrings(to []string) (names []string, list string) {
 	x.space()
 	rest := x.text[x.at:]
 	end := strings.IndexByte(rest, ']')
-	if end < 1 || rest[0] != '[' || !plain(rest[:end]) {
+	if end < 1 || rest[0] != '[' {
 		return to, ""
 	}
-	for at := 1; at < end && rest[at] == '"'; at++ {
-		n := strings.IndexByte(rest[at+1:end], '"')
-		if n < 0 {
-			break
-		}
-		to = append(to, rest[at+1:at+1+n])
-		if at += n + 2; at == end {
-			x.at += end + 1
-			return to, rest[:end+1]
-		}
-		if rest[at] != ',' {
-			break
+	const ones, low, high = 0x0101010101010101, 0x2020202020202020, 0x8080808080808080
+	names, open := to, 0 // where the string that is being read began; 0: none
+	odd := uint64(0)
+	for at := 1; at < end; at += 8 {
+		w := word(rest[at:end])
+		// The highest bit of a byte in odd: it is above 0x7f, below 0x20 or a backslash. In quotes: it is '"'. Borrows may add bits
+		// above the first of a word: those in odd only make it another value, those in quotes are looked at once more.
+		escape := w ^ ones*'\\'
+		odd |= w | (w - low) | (escape-ones)&^escape
+		quote := w ^ ones*'"'
+		for quotes := (quote - ones) &^ quote & high; quotes != 0; quotes &= quotes - 1 {
+			i := at + bits.TrailingZeros64(quotes)/8
+			switch {
+			case rest[i] != '"':
+			case open > 0:
+				names, open = append(names, rest[open:i]), 0
+			case i == 1 || rest[i-1] == ',' && rest[i-2] == '"':
+				open = i + 1
+			default:
+				return to, ""
+			}
 		}
 	}
-	return to, ""
+	if odd&high != 0 || open > 0 || end > 1 && rest[end-1] != '"' || len(names) == len(to) {
+		return to, ""
+	}
+	x.at += end + 1
+	return names, rest[:end+1]
 }
 
-// plain tells whether strings in a JSON text stand for themselves.
-func plain(text string) bool {
-	if strings.IndexByte(text, '\\') >= 0 {
-		return false
+// word has the first eight bytes of a text, the first lowest; spaces where it ends.
+func word(text string) uint64 {
+	if len(text) >= 8 {
+		return uint64(text[0]) | uint64(text[1])<<8 | uint64(text[2])<<16 | uint64(text[3])<<24 |
+			uint64(text[4])<<32 | uint64(text[5])<<40 | uint64(text[6])<<48 | uint64(text[7])<<56
 	}
-	const low, high = 0x2020202020202020, 0x8080808080808080
-	i := 0
-	for ; i+8 <= len(text); i += 8 {
-		w := uint64(text[i]) | uint64(text[i+1])<<8 | uint64(text[i+2])<<16 | uint64(text[i+3])<<24 |
-			uint64(text[i+4])<<32 | uint64(text[i+5])<<40 | uint64(text[i+6])<<48 | uint64(text[i+7])<<56
-		if (w|(w-low))&high != 0 { // a byte above 0x7f, or one below 0x20
-			return false
+	w := uint64(0)
+	for i := range 8 {
+		c := byte(' ')
+		if i < len(text) {
+			c = text[i]
 		}
+		w |= uint64(c) << (8 * i)
 	}
-	for ; i < len(text); i++ {
-		if text[i] < ' ' || text[i] > 0x7f {
-			return false
-		}
-	}
-	return true
+	return w
 }
 
 // string takes a string.

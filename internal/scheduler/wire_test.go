@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -137,4 +138,47 @@ func FuzzArgs(f *testing.F) {
 			t.Errorf("%q: %s", body, text)
 		}
 	})
+}
+
+// Lists that are taken at once are what encoding/json reads, whatever is in them and wherever words of eight bytes end; lists of
+// names of nodes are always taken.
+func TestPlainStrings(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	taken := 0
+	for range 200_000 {
+		var text strings.Builder
+		text.WriteByte('[')
+		for i := range r.IntN(5) {
+			if i > 0 {
+				text.WriteByte(',')
+			}
+			text.WriteByte('"')
+			for range r.IntN(20) {
+				text.WriteByte("abcdefghij-.0123"[r.IntN(16)])
+			}
+			text.WriteByte('"')
+		}
+		text.WriteByte(']')
+		body := []byte(text.String())
+		odd := r.IntN(3) == 0
+		if odd {
+			body[r.IntN(len(body))] = []byte{'"', '\\', ',', ']', '[', ' ', 0x1f, 0x7f, 0x80, 0xff, '!', '#', '[', ']'}[r.IntN(14)]
+		}
+		x := scanner{text: string(body) + `,"next":[]}`}
+		names, list := x.plainStrings(nil)
+		if list == "" {
+			if !odd && text.Len() > 2 {
+				t.Fatalf("%s was not taken", body)
+			}
+			continue
+		}
+		taken++
+		var want []string
+		if err := json.Unmarshal([]byte(list), &want); err != nil || !slices.Equal(names, want) || x.at != len(list) {
+			t.Fatalf("%q: %q, want %q: %v", body, names, want, err)
+		}
+	}
+	if taken < 1000 {
+		t.Error("hardly any was taken")
+	}
 }

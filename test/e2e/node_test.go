@@ -115,7 +115,7 @@ type created struct {
 func repetitions(t *testing.T) int {
 	text := os.Getenv("TRANCHE_E2E_REPEAT")
 	if text == "" {
-		return 3
+		return 1
 	}
 	v, err := strconv.Atoi(text)
 	if err != nil || v < 1 {
