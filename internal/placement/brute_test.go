@@ -254,9 +254,9 @@ func TestClusterAgainstAFreshOne(t *testing.T) {
 func sameScores(a, b *Decision) bool {
 	scores := func(d *Decision) map[string]string {
 		m := map[string]string{}
-		for _, c := range d.Candidates {
-			if c.Why != noInventory {
-				m[c.Node] = fmt.Sprint(c.Score, c.Why)
+		for i, c := range d.Candidates {
+			if why := d.Why(i); why != noInventory {
+				m[d.Node(i)] = fmt.Sprint(c.Score, why)
 			}
 		}
 		return m

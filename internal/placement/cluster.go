@@ -65,14 +65,17 @@ type node struct {
 	unused float64
 }
 
-// Candidate is one node of a Decision.
+// Candidate is one node of a Decision. There may be thousands, so it is small and points to nothing.
 type Candidate struct {
-	Node string
 	// Score is 0 to 10 if the pod fits, -1 if not. Only the best node has 10.
-	Score int
-	// Why is the constant reason for -1.
-	Why string
+	Score int32
+	// slot of the node, -1: not known. why is a position in the kind's reasons, or unknown.
+	slot int32
+	why  uint8
 }
+
+// unknown is Candidate.why of a node without GPUs.
+const unknown = 255
 
 // Decision is where a pod should go.
 type Decision struct {
@@ -81,6 +84,24 @@ type Decision struct {
 	Assignment Assignment
 	// Candidates in the order in which they were given. Valid until the next decision.
 	Candidates []Candidate
+
+	given, names, reasons []string
+}
+
+// Node is the name of the candidate at a position: not what was given, which may not last, if the node is known.
+func (d *Decision) Node(i int) string {
+	if slot := d.Candidates[i].slot; slot >= 0 {
+		return d.names[slot]
+	}
+	return d.given[i]
+}
+
+// Why is the constant reason why the candidate at a position has score -1; empty: it has another one.
+func (d *Decision) Why(i int) string {
+	if why := d.Candidates[i].why; why != unknown {
+		return d.reasons[why]
+	}
+	return noInventory
 }
 
 // NewCluster makes an empty cluster.
@@ -331,22 +352,23 @@ func (c *Cluster) Decide(pod *Pod, candidates []string) (*Decision, error) {
 	k := c.kind(pod)
 	b := better{Decision: &c.last, k: k}
 	b.Best, b.Assignment = "", Assignment{}
+	if c.finder == nil {
+		c.finder, c.found = newFinder(c.bySlot), c.found[:0]
+	}
 	if candidates == nil {
 		c.found = c.found[:0]
-		candidates = make([]string, len(c.order))
-		for i, n := range c.order {
-			candidates[i], c.found = n.Name, append(c.found, int32(n.slot))
+		for _, n := range c.order {
+			c.found = append(c.found, int32(n.slot))
 		}
 	} else {
-		if c.finder == nil {
-			c.finder, c.found = newFinder(c.bySlot), c.found[:0]
-		}
 		c.found = c.finder.find(candidates, c.found)
 	}
-	b.Candidates = slices.Grow(b.Candidates[:0], len(candidates))[:len(candidates)]
+	b.given, b.names = candidates, c.finder.names
+	b.Candidates = slices.Grow(b.Candidates[:0], len(c.found))[:len(c.found)]
 	for i, slot := range c.found {
-		c.weigh(&b, pod, candidates[i], int(slot), i)
+		c.weigh(&b, pod, slot, i)
 	}
+	b.reasons = k.reasons
 	return b.Decision, c.finish(&b, pod)
 }
 
@@ -360,25 +382,25 @@ type better struct {
 	at int
 }
 
+// mostFirst bounds key.first where scores are made of it; its differences from the best count up to 9.
+const mostFirst = 1 << 30
+
 // weigh judges the candidate at a position by its slot; -1: not known.
-func (c *Cluster) weigh(b *better, pod *Pod, name string, slot, at int) {
+func (c *Cluster) weigh(b *better, pod *Pod, slot int32, at int) {
 	if slot < 0 || c.versions[slot] == 0 {
-		b.Candidates[at] = Candidate{name, -1, noInventory}
+		b.Candidates[at] = Candidate{-1, slot, unknown}
 		return
-	}
-	if c.finder != nil {
-		name = c.finder.names[slot] // ours: what was given may not last
 	}
 	e := &b.k.seen[slot]
 	if e.version != c.versions[slot] {
 		c.look(b.k, pod, c.bySlot[slot], e)
 	}
 	if e.why > 0 {
-		b.Candidates[at] = Candidate{name, -1, b.k.reasons[e.why]}
+		b.Candidates[at] = Candidate{-1, slot, e.why}
 		return
 	}
-	b.Candidates[at] = Candidate{name, int(max(e.key.first, -1<<40)), ""}
-	if b.top == nil || e.key.less(b.key) || e.key == b.key && name < b.top.Name {
+	b.Candidates[at] = Candidate{int32(min(max(e.key.first, -mostFirst), mostFirst)), slot, 0}
+	if b.top == nil || e.key.less(b.key) || e.key == b.key && b.names[slot] < b.top.Name {
 		b.top, b.key, b.at = c.bySlot[slot], e.key, at
 	}
 }
@@ -393,13 +415,14 @@ func (c *Cluster) finish(b *better, pod *Pod) error {
 		return fmt.Errorf("node %s was found to fit: %w", b.top.Name, err)
 	}
 	b.Best, b.Assignment = b.top.Name, a
+	first := int32(min(max(b.key.first, -mostFirst), mostFirst))
 	for i := range b.Candidates {
 		switch x := &b.Candidates[i]; {
-		case x.Why != "":
+		case x.why > 0:
 		case i == b.at:
 			x.Score = 10
 		default:
-			x.Score = int(max(0, 9-(int64(x.Score)-b.key.first)))
+			x.Score = max(0, 9-(x.Score-first))
 		}
 	}
 	return nil

@@ -159,9 +159,10 @@ func decide(t *testing.T, c *Cluster, name string, asks []string) string {
 		return fmt.Sprintf("  error: %v\n", err)
 	}
 	var s strings.Builder
-	for _, x := range d.Candidates {
-		if fmt.Fprintf(&s, "  %s %d", x.Node, x.Score); x.Why != "" {
-			fmt.Fprintf(&s, " %s", x.Why)
+	for i, x := range d.Candidates {
+		fmt.Fprintf(&s, "  %s %d", d.Node(i), x.Score)
+		if why := d.Why(i); why != "" {
+			fmt.Fprintf(&s, " %s", why)
 		}
 		s.WriteByte(';')
 	}

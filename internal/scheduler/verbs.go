@@ -106,7 +106,7 @@ type recent struct {
 	pod        *pod
 	changes    uint64
 	names      []string
-	scores     []int
+	scores     []int32
 	best       string
 	assignment placement.Assignment
 }
@@ -115,8 +115,8 @@ func (r *recent) keep(p *pod, d *placement.Decision, passed []string, changes ui
 	r.pod, r.changes, r.best, r.assignment = p, changes, d.Best, d.Assignment
 	r.names, r.scores = append(r.names[:0], passed...), r.scores[:0]
 	for i := range d.Candidates {
-		if d.Candidates[i].Score >= 0 {
-			r.scores = append(r.scores, d.Candidates[i].Score)
+		if score := d.Candidates[i].Score; score >= 0 {
+			r.scores = append(r.scores, score)
 		}
 	}
 	if len(r.scores) != len(r.names) {
@@ -153,18 +153,17 @@ func (c *Core) decide(p *pod, names []string, v *Verdict) (*placement.Decision, 
 	refused := map[quota.Place]string{}
 	best := d.Best
 	for i := range d.Candidates {
-		x := &d.Candidates[i]
-		why := x.Why
+		name, why := d.Node(i), d.Why(i)
 		if why == "" && (limited || c.unplaced > 0) {
-			why = c.refuse(p, x.Node, &limit, limited, refused)
+			why = c.refuse(p, name, &limit, limited, refused)
 		}
 		if why == "" {
-			v.Passed = append(v.Passed, x.Node)
+			v.Passed = append(v.Passed, name)
 			continue
 		}
-		x.Score = -1
-		v.Failed = append(v.Failed, Failure{x.Node, why})
-		if x.Node == best {
+		d.Candidates[i].Score = -1
+		v.Failed = append(v.Failed, Failure{name, why})
+		if name == best {
 			best = ""
 		}
 	}
@@ -364,12 +363,12 @@ func (c *Core) scored(p *pod, names, passed []string, out []Score) ([]Score, err
 	return out, c.hold(p, &placement.Decision{Best: r.best, Assignment: r.assignment}, true)
 }
 
-func score(placed int, best bool) int {
+func score(placed int32, best bool) int {
 	switch {
 	case best:
 		return scoreBest
 	case placed > 0:
-		return min(placed, scoreScale) * scoreOthers / scoreScale
+		return min(int(placed), scoreScale) * scoreOthers / scoreScale
 	}
 	return 0
 }
@@ -401,9 +400,9 @@ func (c *Core) PrioritizeOthers(a Asked, names []string, out []Score) ([]Score, 
 	}
 	plain := 0
 	for i := range d.Candidates {
-		x := &d.Candidates[i]
-		s := Score{x.Node, score(x.Score, x.Node == d.Best)}
-		if n := c.nodes[x.Node]; n == nil || !n.present || len(n.gpus) == 0 {
+		name := d.Node(i)
+		s := Score{name, score(d.Candidates[i].Score, name == d.Best)}
+		if n := c.nodes[name]; n == nil || !n.present || len(n.gpus) == 0 {
 			s.Score = scoreBest
 			plain++
 		}
