@@ -23,15 +23,19 @@ var syntheticGPU = map[string]quantity.Bytes{"V100M32": 32 * gib, "A10": 24 * gi
 // SyntheticMemory gives memory to the GPUs and pods of a trace that has none. A pod that wants part of a GPU gets, of 16
 // GiB, the same part, or half or twice of it, each with a chance of a third, at most all and in steps of 256 MiB; a pod
 // that wants whole GPUs has all of their memory. One number of math/rand is drawn for each pod with a part, in order of
-// name.
+// name, so the order of the file does not count; the pods keep it.
 func SyntheticMemory(nodes []Node, pods []Pod, seed int64) ([]Node, []Pod) {
 	nodes, pods = slices.Clone(nodes), slices.Clone(pods)
 	for i := range nodes {
 		nodes[i].GPUMemory = cmp.Or(syntheticGPU[nodes[i].Model], syntheticLeast)
 	}
-	slices.SortStableFunc(pods, func(a, b Pod) int { return cmp.Compare(a.Name, b.Name) })
+	byName := make([]int, len(pods))
+	for i := range byName {
+		byName[i] = i
+	}
+	slices.SortStableFunc(byName, func(a, b int) int { return cmp.Compare(pods[a].Name, pods[b].Name) })
 	rng := rand.New(rand.NewSource(seed))
-	for i := range pods {
+	for _, i := range byName {
 		p := &pods[i]
 		p.GPUMemory = 0
 		if p.GPUs == 0 || p.whole() {
