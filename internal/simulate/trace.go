@@ -15,6 +15,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"tranche.dev/tranche/internal/placement"
 	"tranche.dev/tranche/internal/quantity"
 )
 
@@ -210,32 +211,42 @@ func (p *Pod) check() error {
 
 // File is our own format, YAML: nodes and pods by shape, each with a count.
 type File struct {
-	Nodes []struct {
-		Name      string `json:"name"`
-		Count     int    `json:"count"`
-		CPU       string `json:"cpu"`
-		RAM       string `json:"ram"`
-		GPUs      int    `json:"gpus"`
-		Model     string `json:"model"`
-		GPUMemory string `json:"gpuMemory"`
-	} `json:"nodes"`
-	Pods []struct {
-		Name      string   `json:"name"`
-		Count     int      `json:"count"`
-		CPU       string   `json:"cpu"`
-		RAM       string   `json:"ram"`
-		GPUs      int      `json:"gpus"`
-		Cores     int      `json:"cores"`
-		GPUMemory string   `json:"gpuMemory"`
-		Models    []string `json:"models"`
-	} `json:"pods"`
+	Nodes []nodeShape `json:"nodes"`
+	Pods  []podShape  `json:"pods"`
+}
+
+// nodeShape is so many equal nodes.
+type nodeShape struct {
+	Name string `json:"name"`
+	// Count is nil where the file does not say: one.
+	Count     *int   `json:"count"`
+	CPU       string `json:"cpu"`
+	RAM       string `json:"ram"`
+	GPUs      int    `json:"gpus"`
+	Model     string `json:"model"`
+	GPUMemory string `json:"gpuMemory"`
+}
+
+// podShape is so many equal pods.
+type podShape struct {
+	Name string `json:"name"`
+	// Count is nil where the file does not say: one.
+	Count *int   `json:"count"`
+	CPU   string `json:"cpu"`
+	RAM   string `json:"ram"`
+	// GPUs is 1 where the file does not say and the pod asks for cores or memory of one.
+	GPUs      int      `json:"gpus"`
+	Cores     int      `json:"cores"`
+	GPUMemory string   `json:"gpuMemory"`
+	Models    []string `json:"models"`
 }
 
 // maxCount is how many nodes or pods one file may make.
 const maxCount = 1_000_000
 
 // ReadYAML reads our own format: what ReadNodes and ReadPods read from two files, with counts instead of
-// lines. CPU is in cores (8, 500m), memory as quantities, cores in hundredths of each GPU.
+// lines. CPU is in cores (8, 500m), memory as quantities, cores in hundredths of each GPU. Errors name the entry by its
+// list and its place there, from 0.
 func ReadYAML(data []byte) ([]Node, []Pod, error) {
 	var f File
 	if err := yaml.UnmarshalStrict(data, &f); err != nil {
@@ -243,48 +254,90 @@ func ReadYAML(data []byte) ([]Node, []Pod, error) {
 	}
 	var nodes []Node
 	var pods []Pod
-	for _, in := range f.Nodes {
-		n := Node{Name: in.Name, GPUs: in.GPUs, Model: in.Model}
-		host, err := amounts(in.CPU, in.RAM, in.GPUMemory)
+	for i := range f.Nodes {
+		n, count, err := f.Nodes[i].read(maxCount - len(nodes))
 		if err != nil {
-			return nil, nil, fmt.Errorf("node %s: %w", in.Name, err)
+			return nil, nil, fmt.Errorf("nodes[%d]: %w", i, err)
 		}
-		n.CPU, n.RAM, n.GPUMemory = host.cpu, host.ram, host.gpu
-		if n.Name == "" || n.GPUs < 1 || n.GPUs > maxGPUs || in.Count < 0 || in.Count > maxCount-len(nodes) {
-			return nil, nil, fmt.Errorf("node %q, count %d, %d GPUs: must have a name, at most %d in all, and 1 to %d GPUs", n.Name, in.Count, n.GPUs, maxCount, maxGPUs)
-		}
-		for i := range max(in.Count, 1) {
+		for k := range count {
 			each := n
-			if in.Count > 1 {
-				each.Name = fmt.Sprintf("%s-%04d", n.Name, i)
+			if count > 1 {
+				each.Name = fmt.Sprintf("%s-%04d", n.Name, k)
 			}
 			nodes = append(nodes, each)
 		}
 	}
-	for _, in := range f.Pods {
-		p := Pod{Name: in.Name, GPUs: in.GPUs, Milli: in.Cores * Milli / 100, Models: in.Models}
-		host, err := amounts(in.CPU, in.RAM, in.GPUMemory)
+	for i := range f.Pods {
+		p, count, err := f.Pods[i].read(maxCount - len(pods))
 		if err != nil {
-			return nil, nil, fmt.Errorf("pod %s: %w", in.Name, err)
+			return nil, nil, fmt.Errorf("pods[%d]: %w", i, err)
 		}
-		if p.CPU, p.RAM, p.GPUMemory = host.cpu, host.ram, host.gpu; p.GPUs == 0 && (p.Milli > 0 || p.GPUMemory > 0) {
-			p.GPUs = 1
-		}
-		if in.Cores < 0 || in.Cores > 100 || in.GPUs < 0 || in.Count < 0 || in.Count > maxCount-len(pods) {
-			return nil, nil, fmt.Errorf("pod %s, count %d: %d cores of %d GPUs: must be 0 to 100, and at most %d pods in all", in.Name, in.Count, in.Cores, in.GPUs, maxCount)
-		}
-		if err := p.check(); err != nil {
-			return nil, nil, err
-		}
-		for i := range max(in.Count, 1) {
+		for k := range count {
 			each := p
-			if in.Count > 1 {
-				each.Name = fmt.Sprintf("%s-%05d", p.Name, i)
+			if count > 1 {
+				each.Name = fmt.Sprintf("%s-%05d", p.Name, k)
 			}
 			pods = append(pods, each)
 		}
 	}
 	return nodes, pods, nil
+}
+
+// read is the node and how many there are of it, 1 to most.
+func (in *nodeShape) read(most int) (Node, int, error) {
+	n := Node{Name: in.Name, GPUs: in.GPUs, Model: in.Model}
+	if n.Name == "" {
+		return n, 0, errors.New("a node without a name")
+	}
+	host, err := amounts(in.CPU, in.RAM, in.GPUMemory)
+	if err != nil {
+		return n, 0, fmt.Errorf("node %s: %w", in.Name, err)
+	}
+	n.CPU, n.RAM, n.GPUMemory = host.cpu, host.ram, host.gpu
+	if n.GPUs < 1 || n.GPUs > maxGPUs {
+		return n, 0, fmt.Errorf("node %s: gpus %d: must be 1 to %d", in.Name, in.GPUs, maxGPUs)
+	}
+	count, err := countOr1(in.Count, most)
+	if err != nil {
+		return n, 0, fmt.Errorf("node %s: %w", in.Name, err)
+	}
+	return n, count, nil
+}
+
+// read is the pod and how many there are of it, 1 to most.
+func (in *podShape) read(most int) (Pod, int, error) {
+	p := Pod{Name: in.Name, GPUs: in.GPUs, Models: in.Models}
+	if in.Cores < 0 || in.Cores > placement.CoresWhole {
+		return p, 0, fmt.Errorf("pod %s: cores %d: must be 0 to %d: one GPU has %d; several need gpus, with the cores of each", in.Name, in.Cores, placement.CoresWhole, placement.CoresWhole)
+	}
+	if in.GPUs < 0 || in.GPUs > maxGPUs {
+		return p, 0, fmt.Errorf("pod %s: gpus %d: must be 0 to %d", in.Name, in.GPUs, maxGPUs)
+	}
+	host, err := amounts(in.CPU, in.RAM, in.GPUMemory)
+	if err != nil {
+		return p, 0, fmt.Errorf("pod %s: %w", in.Name, err)
+	}
+	p.Milli = in.Cores * Milli / placement.CoresWhole
+	if p.CPU, p.RAM, p.GPUMemory = host.cpu, host.ram, host.gpu; p.GPUs == 0 && (p.Milli > 0 || p.GPUMemory > 0) {
+		p.GPUs = 1
+	}
+	count, err := countOr1(in.Count, most)
+	if err != nil {
+		return p, 0, fmt.Errorf("pod %s: %w", in.Name, err)
+	}
+	return p, count, p.check()
+}
+
+// countOr1 is 1 for a count that the file leaves out.
+func countOr1(count *int, most int) (int, error) {
+	v := 1
+	if count != nil {
+		v = *count
+	}
+	if v < 1 || v > most {
+		return 0, fmt.Errorf("count %d: must be 1 or more (1 if left out), and at most %d in all", v, maxCount)
+	}
+	return v, nil
 }
 
 type hostAmounts struct {

@@ -66,6 +66,24 @@ func TestReadYAML(t *testing.T) {
 	}
 }
 
+func TestYAMLErrors(t *testing.T) {
+	const node = "nodes: [{name: a, gpus: 1}]\n"
+	for text, want := range map[string]string{
+		"nodes: [{name: a, gpus: 1}, {name: b, gpus: 1, count: 0}]": "nodes[1]: node b: count 0: must be 1 or more (1 if left out), and at most 1000000 in all",
+		"nodes: [{name: a, gpus: 65}]":                              "nodes[0]: node a: gpus 65: must be 1 to 64",
+		"nodes: [{gpus: 1}]":                                        "nodes[0]: a node without a name",
+		node + "pods: [{name: p, cores: 1, count: 0}]":              "pods[0]: pod p: count 0: must be 1 or more (1 if left out), and at most 1000000 in all",
+		node + "pods: [{name: p, cores: 1, count: -1}]":             "pods[0]: pod p: count -1: must be 1 or more (1 if left out), and at most 1000000 in all",
+		node + "pods: [{name: p, cores: 800}]":                      "pods[0]: pod p: cores 800: must be 0 to 100: one GPU has 100; several need gpus, with the cores of each",
+		node + "pods: [{name: p, gpus: -1}]":                        "pods[0]: pod p: gpus -1: must be 0 to 64",
+		node + "pods: [{name: p, cores: 1}, {cores: 1}]":            "pods[1]: a pod without a name",
+	} {
+		if _, _, err := ReadYAML([]byte(text)); err == nil || err.Error() != want {
+			t.Errorf("%q:\n%v; want\n%s", text, err, want)
+		}
+	}
+}
+
 // Equal amounts of host and GPU memory are both read.
 func TestEqualAmounts(t *testing.T) {
 	nodes, pods, err := ReadYAML([]byte("nodes: [{name: a, ram: 16Gi, gpus: 1, gpuMemory: 16Gi}]\npods: [{name: p, ram: 8Gi, cores: 10, gpuMemory: 8Gi}]"))
