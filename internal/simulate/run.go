@@ -72,7 +72,11 @@ func Run(ctx context.Context, config Config) ([]Point, error) {
 	for _, policy := range config.Policies {
 		for _, seed := range config.Seeds {
 			nodes, pods := config.trace(seed)
-			usual, w := typicalPods(pods), config.workload(nodes, pods, seed)
+			w, err := config.workload(ctx, nodes, pods, seed)
+			if err != nil {
+				return nil, fmt.Errorf("seed %d: %w", seed, err)
+			}
+			usual := typicalPods(pods)
 			p, err := newPlacer(policy, w.Nodes, usual, seed)
 			if err != nil {
 				return nil, err
@@ -161,11 +165,11 @@ func (c *Config) trace(seed int64) ([]Node, []Pod) {
 	return c.Nodes, c.Pods
 }
 
-func (c *Config) workload(nodes []Node, pods []Pod, seed int64) Workload {
+func (c *Config) workload(ctx context.Context, nodes []Node, pods []Pod, seed int64) (Workload, error) {
 	if c.Protocol == "atc23" {
-		return ATC23(nodes, pods, seed, c.Load)
+		return ATC23(ctx, nodes, pods, seed, c.Load)
 	}
-	return InOrder(nodes, pods)
+	return InOrder(nodes, pods), nil
 }
 
 func newPlacer(policy string, nodes []Node, usual []typical, seed int64) (placer, error) {

@@ -3,6 +3,7 @@ package simulate
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -196,7 +197,10 @@ func TestATC23(t *testing.T) {
 		nodes = append(nodes, Node{Name: fmt.Sprint("n", i), GPUs: 1})
 		pods = append(pods, Pod{Name: fmt.Sprint("p", i), GPUs: 1, Milli: 200 * (i + 1)})
 	}
-	w := ATC23(nodes, pods, 42, 1)
+	w, err := ATC23(t.Context(), nodes, pods, 42, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	got := ""
 	for _, p := range w.Pods {
 		got += p.Name + " "
@@ -211,7 +215,33 @@ func TestATC23(t *testing.T) {
 	if sum > 4000 || len(w.Pods) < 4 || len(w.Nodes) != 4 {
 		t.Errorf("%d asked for of 4000: %s", sum, got)
 	}
-	if again := ATC23(nodes, pods, 42, 1); fmt.Sprint(again) != fmt.Sprint(w) {
-		t.Errorf("%v, then %v", w, again)
+	if again, err := ATC23(t.Context(), nodes, pods, 42, 1); err != nil || fmt.Sprint(again) != fmt.Sprint(w) {
+		t.Errorf("%v, then %v, %v", w, again, err)
+	}
+}
+
+// Loads that need pods without end, or none, are refused before anything is replayed.
+func TestLoadOutOfReach(t *testing.T) {
+	nodes := []Node{{Name: "a", GPUs: 64}, {Name: "b", GPUs: 64}}
+	pods := []Pod{{Name: "p", GPUs: 1, Milli: 1}, {Name: "q"}}
+	for load, want := range map[float64]string{
+		100:       "seed 42: load 100: takes about 25600000 pods like these: must be at most 10000000, which is a load of about 39.1",
+		0.0000001: "seed 42: load 1e-07: leaves no pod that asks for GPUs: together they may ask for 1.28e-05",
+	} {
+		if _, err := Run(t.Context(), Config{Nodes: nodes, Pods: pods, Protocol: "atc23", Load: load}); err == nil || err.Error() != want {
+			t.Errorf("load %v: %v; want %s", load, err, want)
+		}
+	}
+}
+
+// Pods are drawn and taken out no longer than the context lasts.
+func TestTuningHeedsTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	pods := []Pod{{Name: "p", GPUs: 1, Milli: 500}, {Name: "q", GPUs: 1, Milli: 500}}
+	for _, load := range []float64{0.5, 100} {
+		if _, err := ATC23(ctx, []Node{{Name: "a", GPUs: 1}}, pods, 42, load); !errors.Is(err, context.Canceled) {
+			t.Errorf("load %v: %v", load, err)
+		}
 	}
 }

@@ -565,7 +565,10 @@ func TestSchedulerTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := simulate.ATC23(nodes, pods, 42, 1.3)
+	w, err := simulate.ATC23(t.Context(), nodes, pods, 42, 1.3)
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.Nodes, w.Pods = w.Nodes[:len(w.Nodes)/4], w.Pods[:2000]
 	points, err := simulate.Run(t.Context(), simulate.Config{Nodes: w.Nodes, Pods: w.Pods})
 	if err != nil {
