@@ -19,7 +19,7 @@ type Fit struct {
 }
 
 // HowMany places the trace's pods in their order by a policy of the scheduler, and then as many of one more
-// shape as fit.
+// shape as fit. More than 10 million are an error.
 func HowMany(ctx context.Context, config Config, policy placement.Policy, shape Pod) (Fit, error) {
 	var out Fit
 	if err := shape.check(); err != nil {
@@ -53,14 +53,24 @@ func HowMany(ctx context.Context, config Config, policy placement.Policy, shape 
 			config.Progress(i+1, len(w.Pods))
 		}
 	}
-	for ctx.Err() == nil {
-		_, _, ok, err := o.place(&shape)
-		if err != nil || !ok {
-			return out, err
+	out.More, err = o.fill(ctx, &shape, maxPods)
+	return out, err
+}
+
+// fill places pods of a shape until there is no room, at most so many.
+func (o *ours) fill(ctx context.Context, shape *Pod, most int) (int, error) {
+	for n := 0; ; n++ {
+		if ctx.Err() != nil {
+			return n, ctx.Err()
 		}
-		out.More++
+		_, _, ok, err := o.place(shape)
+		if err != nil || !ok {
+			return n, err
+		}
+		if n == most {
+			return n, fmt.Errorf("pod %s: more than %d fit: must ask for more of a GPU", shape.Name, most)
+		}
 	}
-	return out, ctx.Err()
 }
 
 // ParseShape reads a pod's shape as key=value pairs: cores (hundredths of each GPU), memory (of each GPU), gpus,

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// maxPods is how many pods one run may make: about 1 GiB of them.
+// maxPods is how many pods a run may come to by drawing or by --fit: about 1 GiB of them.
 const maxPods = 10_000_000
 
 // Workload is what one run replays: pods in their order of arrival, nodes in the order by which ties are

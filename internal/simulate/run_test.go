@@ -189,6 +189,21 @@ func TestHowMany(t *testing.T) {
 	}
 }
 
+// So many that fit are counted, one more is an error.
+func TestFillIsBounded(t *testing.T) {
+	shape := Pod{Name: "fit", GPUs: 1, Milli: 250}
+	for most, want := range map[int]string{4: "4 <nil>", 3: "3 pod fit: more than 3 fit: must ask for more of a GPU"} {
+		o, err := newOurs(placement.LeastFragmentation, []Node{{Name: "a", GPUs: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := o.fill(t.Context(), &shape, most)
+		if got := fmt.Sprint(n, err); got != want {
+			t.Errorf("at most %d: %s; want %s", most, got, want)
+		}
+	}
+}
+
 // The protocol is the published one, draw for draw: what it draws from a seed does not change.
 func TestATC23(t *testing.T) {
 	var nodes []Node

@@ -60,6 +60,9 @@ const (
 	maxGPUs  = 64
 	maxMilli = 1e9
 	maxMiB   = 1 << 32
+	// leastMemory is the least that a pod may ask of a GPU's memory, 1 MiB as in the CSV: of bytes so many fit that
+	// counting them would not end.
+	leastMemory = 1 << 20
 )
 
 // table is a CSV file with a header line.
@@ -203,6 +206,8 @@ func (p *Pod) check() error {
 		return errors.New("a pod without a name")
 	case p.GPUs > maxGPUs || p.Milli > Milli:
 		return fmt.Errorf("pod %s: %d thousandths of %d GPUs: must be at most %d of %d", p.Name, p.Milli, p.GPUs, Milli, maxGPUs)
+	case p.GPUMemory > 0 && p.GPUMemory < leastMemory:
+		return fmt.Errorf("pod %s: %v of GPU memory: must be at least 1 MiB", p.Name, p.GPUMemory)
 	case p.GPUs > 0 && p.Milli == 0 && p.GPUMemory == 0:
 		return fmt.Errorf("pod %s: asks for GPUs but for nothing of them", p.Name)
 	}

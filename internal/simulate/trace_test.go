@@ -69,6 +69,7 @@ func TestReadYAML(t *testing.T) {
 func TestYAMLErrors(t *testing.T) {
 	const node = "nodes: [{name: a, gpus: 1}]\n"
 	for text, want := range map[string]string{
+		node + "pods: [{name: p, gpuMemory: 1k}]":                   "pods[0]: pod p: 1000 B of GPU memory: must be at least 1 MiB",
 		"nodes: [{name: a, gpus: 1}, {name: b, gpus: 1, count: 0}]": "nodes[1]: node b: count 0: must be 1 or more (1 if left out), and at most 1000000 in all",
 		"nodes: [{name: a, gpus: 65}]":                              "nodes[0]: node a: gpus 65: must be 1 to 64",
 		"nodes: [{gpus: 1}]":                                        "nodes[0]: a node without a name",
@@ -102,6 +103,14 @@ func TestOddInput(t *testing.T) {
 	many := "nodes: [{name: a, gpus: 1}, {name: b, gpus: 1, count: 9223372036854775807}]"
 	if _, _, err := ReadYAML([]byte(many)); err == nil || !strings.Contains(err.Error(), "at most 1000000 in all") {
 		t.Errorf("%s: %v", many, err)
+	}
+	for _, memory := range []string{"1", "1023Ki"} {
+		if _, err := ParseShape("memory=" + memory); err == nil || !strings.Contains(err.Error(), "of GPU memory: must be at least 1 MiB") {
+			t.Errorf("%s: %v", memory, err)
+		}
+	}
+	if _, err := ParseShape("memory=1Mi"); err != nil {
+		t.Error(err)
 	}
 	if _, err := ParseShape("cores=10,model="); err == nil || !strings.Contains(err.Error(), "must be a name") {
 		t.Error(err)
