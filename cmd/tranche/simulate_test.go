@@ -24,9 +24,9 @@ pods:
 		args []string
 		want string
 	}{
-		{[]string{"-o", "csv"}, `policy,seed,arrived_pct,allocated_pct,fragmented_pct
-least-fragmentation,42,60,60.0000,40.0000
-least-fragmentation,42,120,60.0000,40.0000
+		{[]string{"-o", "csv"}, `policy,seed,arrived_pct,allocated_pct,fragmented_pct,refused,refused_largest
+least-fragmentation,42,60,60.0000,40.0000,0.0000,0.0000
+least-fragmentation,42,120,60.0000,40.0000,1.0000,1.0000
 `},
 		{[]string{"--fit", "cores=20"}, "1 pods placed, 1 without room; then 2 more of cores=20 fit\n"},
 	} {

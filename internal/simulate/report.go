@@ -18,19 +18,23 @@ func WriteJSON(w io.Writer, points []Point) error {
 	return e.Encode(points)
 }
 
-// WriteCSV writes one line a point, with the fields of the JSON rows.
+// WriteCSV writes one line a point, with the fields of the JSON rows; memory_pct only if GPU memory was counted. It
+// writes the zeros that JSON leaves out.
 func WriteCSV(w io.Writer, points []Point) error {
 	c := csv.NewWriter(w)
 	with := hasMemory(points)
-	rows := [][]string{{"policy", "seed", "arrived_pct", "allocated_pct", "fragmented_pct"}}
+	rows := [][]string{{"policy", "seed", "arrived_pct", "allocated_pct", "fragmented_pct", "refused", "refused_largest"}}
 	if with {
 		rows[0] = append(rows[0], "memory_pct")
 	}
 	for _, p := range points {
-		row := []string{p.Policy, strconv.FormatInt(p.Seed, 10), strconv.Itoa(p.Arrived),
-			strconv.FormatFloat(p.Allocated, 'f', 4, 64), strconv.FormatFloat(p.Fragmented, 'f', 4, 64)}
+		row := []string{p.Policy, strconv.FormatInt(p.Seed, 10), strconv.Itoa(p.Arrived)}
+		figures := []float64{p.Allocated, p.Fragmented, p.Refused, p.RefusedLargest}
 		if with {
-			row = append(row, strconv.FormatFloat(p.Memory, 'f', 4, 64))
+			figures = append(figures, p.Memory)
+		}
+		for _, v := range figures {
+			row = append(row, strconv.FormatFloat(v, 'f', 4, 64))
 		}
 		rows = append(rows, row)
 	}
@@ -113,9 +117,11 @@ func last(points []Point) int {
 	return most
 }
 
-// WriteTable writes, for each policy, the GPUs allocated and fragmented, and their memory if it counts, at 50, 80 and 100 per cent arrived and at the
-// end, mean and standard deviation over the seeds, and, if there are several policies and seeds, by how much the
-// first is better than each other: the mean of the differences seed by seed, with its 95 % interval.
+// WriteTable writes, for each policy, the GPUs allocated and fragmented, and their memory if it counts, at 50, 80 and
+// 100 per cent arrived and at the end, mean and standard deviation over the seeds; a dash where a seed has no point so
+// early. Then how many pods were refused early, where all seeds have a point by then, and, if there are several policies
+// and seeds, by how much the first is better than each other: the mean of the differences seed by seed, with its 95 %
+// interval.
 func WriteTable(w io.Writer, points []Point) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	var at []int
@@ -135,11 +141,9 @@ func WriteTable(w io.Writer, points []Point) error {
 	for _, policy := range policies(points) {
 		fmt.Fprintf(t, "%s\t%d", policy, len(At(points, policy, last(points), allocated)))
 		for _, x := range at {
-			a, f := mean(values(At(points, policy, x, allocated))), mean(values(At(points, policy, x, fragmented)))
-			fmt.Fprintf(t, "\t%.2f ± %.2f\t%.2f ± %.2f", a.Mean, a.Spread, f.Mean, f.Spread)
+			fmt.Fprintf(t, "\t%s\t%s", figure(points, policy, x, allocated), figure(points, policy, x, fragmented))
 			if hasMemory(points) {
-				m := mean(values(At(points, policy, x, memory)))
-				fmt.Fprintf(t, "\t%.2f ± %.2f", m.Mean, m.Spread)
+				fmt.Fprintf(t, "\t%s", figure(points, policy, x, memory))
 			}
 		}
 		fmt.Fprintln(t)
@@ -153,6 +157,21 @@ func WriteTable(w io.Writer, points []Point) error {
 	return writeDifferences(w, points, at)
 }
 
+// meanAt is the mean of At over the seeds; false where not all of them have a point by then.
+func meanAt(points []Point, policy string, arrived int, field func(Point) float64) (Mean, bool) {
+	m := mean(values(At(points, policy, arrived, field)))
+	return m, m.N > 0 && m.N == len(At(points, policy, last(points), field))
+}
+
+// figure is a cell of the table.
+func figure(points []Point, policy string, arrived int, field func(Point) float64) string {
+	m, ok := meanAt(points, policy, arrived, field)
+	if !ok {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f ± %.2f", m.Mean, m.Spread)
+}
+
 // refusedAt is when early refusals are counted, in per cent arrived: by then a cluster that is well used has room for all.
 const refusedAt = 95
 
@@ -162,9 +181,12 @@ func writeRefused(w io.Writer, points []Point) error {
 	}
 	at := min(refusedAt, last(points))
 	for _, policy := range policies(points) {
-		mean := func(field func(Point) float64) float64 { return mean(values(At(points, policy, at, field))).Mean }
-		if _, err := fmt.Fprintf(w, "%s: %.1f pods without room when %d %% have arrived, %.1f of them of the largest\n", policy,
-			mean(func(p Point) float64 { return p.Refused }), at, mean(func(p Point) float64 { return p.RefusedLargest })); err != nil {
+		all, ok := meanAt(points, policy, at, func(p Point) float64 { return p.Refused })
+		if !ok {
+			continue
+		}
+		largest, _ := meanAt(points, policy, at, func(p Point) float64 { return p.RefusedLargest })
+		if _, err := fmt.Fprintf(w, "%s: %.1f pods without room when %d %% have arrived, %.1f of them of the largest\n", policy, all.Mean, at, largest.Mean); err != nil {
 			return err
 		}
 	}

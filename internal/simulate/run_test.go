@@ -91,16 +91,16 @@ func TestOutputs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := `policy,seed,arrived_pct,allocated_pct,fragmented_pct
-least-fragmentation,1,60,60.0000,26.6667
-least-fragmentation,1,120,60.0000,26.6667
-least-fragmentation,1,160,100.0000,0.0000
-bestfit,1,60,60.0000,26.6667
-bestfit,1,120,60.0000,26.6667
-bestfit,1,160,100.0000,0.0000
-policy               seeds  allocated @50%  fragmented   allocated @80%  fragmented    allocated @100%  fragmented    allocated @160%  fragmented
-least-fragmentation  1      0.00 ± 0.00     0.00 ± 0.00  60.00 ± 0.00    26.67 ± 0.00  60.00 ± 0.00     26.67 ± 0.00  100.00 ± 0.00    0.00 ± 0.00
-bestfit              1      0.00 ± 0.00     0.00 ± 0.00  60.00 ± 0.00    26.67 ± 0.00  60.00 ± 0.00     26.67 ± 0.00  100.00 ± 0.00    0.00 ± 0.00
+	want := `policy,seed,arrived_pct,allocated_pct,fragmented_pct,refused,refused_largest
+least-fragmentation,1,60,60.0000,26.6667,0.0000,0.0000
+least-fragmentation,1,120,60.0000,26.6667,1.0000,1.0000
+least-fragmentation,1,160,100.0000,0.0000,1.0000,1.0000
+bestfit,1,60,60.0000,26.6667,0.0000,0.0000
+bestfit,1,120,60.0000,26.6667,1.0000,1.0000
+bestfit,1,160,100.0000,0.0000,1.0000,1.0000
+policy               seeds  allocated @50%  fragmented  allocated @80%  fragmented    allocated @100%  fragmented    allocated @160%  fragmented
+least-fragmentation  1      -               -           60.00 ± 0.00    26.67 ± 0.00  60.00 ± 0.00     26.67 ± 0.00  100.00 ± 0.00    0.00 ± 0.00
+bestfit              1      -               -           60.00 ± 0.00    26.67 ± 0.00  60.00 ± 0.00     26.67 ± 0.00  100.00 ± 0.00    0.00 ± 0.00
 least-fragmentation: 0.0 pods without room when 95 % have arrived, 0.0 of them of the largest
 bestfit: 0.0 pods without room when 95 % have arrived, 0.0 of them of the largest
 `
@@ -122,6 +122,28 @@ bestfit: 0.0 pods without room when 95 % have arrived, 0.0 of them of the larges
 ]
 ` {
 		t.Errorf("%v: %s", err, json.String())
+	}
+}
+
+// What a run has no point for is left out of the table, and so is what only some of its seeds have.
+func TestTableBeforeTheFirstPoint(t *testing.T) {
+	for _, c := range []struct {
+		points []Point
+		want   string
+	}{
+		{[]Point{{Policy: "fgd", Seed: 1, Arrived: 120, Allocated: 100, Memory: 70}}, `
+policy  seeds  allocated @50%  fragmented  memory  allocated @80%  fragmented  memory  allocated @100%  fragmented  memory  allocated @120%  fragmented   memory
+fgd     1      -               -           -       -               -           -       -                -           -       100.00 ± 0.00    0.00 ± 0.00  70.00 ± 0.00
+`},
+		{[]Point{{Policy: "fgd", Seed: 1, Arrived: 40, Allocated: 40}, {Policy: "fgd", Seed: 1, Arrived: 96, Allocated: 90}, {Policy: "fgd", Seed: 2, Arrived: 96, Allocated: 90}}, `
+policy  seeds  allocated @50%  fragmented  allocated @80%  fragmented  allocated @96%  fragmented
+fgd     2      -               -           -               -           90.00 ± 0.00    0.00 ± 0.00
+`},
+	} {
+		var out strings.Builder
+		if err := WriteTable(&out, c.points); err != nil || "\n"+out.String() != c.want {
+			t.Errorf("%v; got\n%s\nwant%s", err, out.String(), c.want)
+		}
 	}
 }
 

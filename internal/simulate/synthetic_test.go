@@ -78,7 +78,7 @@ func TestMemoryIsNeverOverCommitted(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	if err := WriteCSV(&out, points[:1]); err != nil || !strings.HasPrefix(out.String(), "policy,seed,arrived_pct,allocated_pct,fragmented_pct,memory_pct\nleast-fragmentation,1,1,1.1364,0.0000,1.0870\n") {
+	if err := WriteCSV(&out, points[:1]); err != nil || !strings.HasPrefix(out.String(), "policy,seed,arrived_pct,allocated_pct,fragmented_pct,refused,refused_largest,memory_pct\nleast-fragmentation,1,1,1.1364,0.0000,0.0000,0.0000,1.0870\n") {
 		t.Error(err, out.String())
 	}
 }
