@@ -43,7 +43,11 @@ func trace(nodeFile, podFile string, seeds int) ([]report.Row, error) {
 	var outside []simulate.Point
 	lost := 0
 	for _, seed := range config.Seeds {
-		points, mismatched, err := replay(simulate.ATC23(nodes, pods, seed, config.Load), seed)
+		w, err := simulate.ATC23(context.Background(), nodes, pods, seed, config.Load)
+		if err != nil {
+			return nil, err
+		}
+		points, mismatched, err := replay(w, seed)
 		if err != nil {
 			return nil, err
 		}
