@@ -164,7 +164,7 @@ func scale(nodes, count int) ([]report.Row, error) {
 		rows = append(rows, sized...)
 		if i == 0 {
 			for _, names := range []int{min(500, n), n} {
-				r, err := c.web(names, max(count/2, 100))
+				r, err := c.web(names, max(count, 100))
 				if err != nil {
 					return nil, err
 				}
