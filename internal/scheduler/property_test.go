@@ -29,11 +29,13 @@ type world struct {
 	now    time.Time
 	ticks  int
 
-	nodes    map[string]*corev1.Node
-	pods     map[types.UID]*corev1.Pod
-	created  int
-	replicas [2]*replica
-	leader   int
+	nodes   map[string]*corev1.Node
+	pods    map[types.UID]*corev1.Pod
+	created int
+	// evictions were planned.
+	evictions int
+	replicas  [2]*replica
+	leader    int
 	// flights are bindings that the API server has not done yet.
 	flights []*flight
 	// liar says of a binding without an answer that it was refused.
@@ -174,8 +176,41 @@ func (w *world) create() {
 		init.Name = "init"
 		p.Spec.InitContainers = []corev1.Container{init}
 	}
+	priority(p, int32(w.r.Intn(3)))
 	w.pods[p.UID] = p
 	w.tell(p.UID)
+}
+
+// evict makes room for a pod that has none, as the server does, or gives that up at some point.
+func (w *world) evict(c *Core, p *corev1.Pod, names []string, v *Verdict) {
+	switch w.r.Intn(5) {
+	case 0:
+		c.Unheeded(p.UID, v.Event != "", v.Evict)
+		return
+	case 1:
+		if _, err := c.Preempt(AskedPod(p), map[string]Victims{names[0]: {UIDs: []types.UID{"unknown"}}}, allowed); err != nil {
+			w.fatal("preempt: %v", err)
+		}
+	}
+	violations := allowed
+	if w.r.Intn(4) == 0 {
+		violations = forbidden
+	}
+	e, ok := c.PlanEviction(p.UID, names, violations)
+	if !ok {
+		return
+	}
+	w.evictions++
+	for _, uid := range e.UIDs {
+		if w.r.Intn(6) == 0 {
+			c.AbandonEviction(p.UID)
+			return
+		}
+		if w.pods[uid] != nil && w.r.Intn(4) > 0 { // else it takes its time, or stays
+			delete(w.pods, uid)
+			w.tell(uid)
+		}
+	}
 }
 
 // schedule is one cycle of kube-scheduler for a pod, up to sending Bind.
@@ -190,7 +225,14 @@ func (w *world) schedule(p *corev1.Pod) {
 	unbound := p.DeepCopy()
 	unbound.Spec.NodeName = "" // kube-scheduler may be late
 	var v Verdict
-	if err := c.Filter(AskedPod(unbound), names, &v); err != nil || len(v.Passed) == 0 {
+	v.Again = w.r.Intn(8) == 0
+	if err := c.Filter(AskedPod(unbound), names, &v); err != nil {
+		return
+	}
+	if v.Evict {
+		w.evict(c, unbound, names, &v)
+	}
+	if len(v.Passed) == 0 {
 		return
 	}
 	node := v.Passed[0]
@@ -434,6 +476,16 @@ func (w *world) recount(c *Core) {
 					}
 				}
 			}
+			for _, k := range n.claims {
+				if c.pods[k.pod.uid] != k.pod || k.pod.claim != k {
+					w.fatal("a claim of %v, which has none, is left on %s", k.pod, name)
+				}
+				for _, h := range k.kept {
+					if h.UUID == g.UUID {
+						cores, memory = cores-h.Cores, memory-int64(h.Memory)
+					}
+				}
+			}
 			if got.GPUs[i].FreeCores != cores || got.GPUs[i].FreeMemory != memory {
 				w.fatal("%s: %d cores, %v free, counted %d, %v", g.UUID, got.GPUs[i].FreeCores, quantity.Bytes(got.GPUs[i].FreeMemory), cores, quantity.Bytes(memory))
 			}
@@ -466,6 +518,11 @@ func (w *world) finish() {
 	}
 	w.check()
 	c := w.lead().core
+	for name, n := range c.nodes {
+		if len(n.claims) > 0 {
+			w.fatal("%d claims are left on %s", len(n.claims), name)
+		}
+	}
 	use := w.use()
 	if s := c.Stats(); s.Pods != s.Phases["bound"]+s.Phases["asked"] {
 		w.fatal("not at rest: %+v", s.Phases)
@@ -508,9 +565,9 @@ func TestNeverOvercommits(t *testing.T) {
 		}
 	}
 	const perWorld = 500
-	bindings := uint64(0)
+	bindings, evictions := uint64(0), 0
 	for i := 0; i*perWorld < steps; i++ {
-		w := newWorld(t, seed+int64(i), CoreConfig{Exact: i%3 == 2})
+		w := newWorld(t, seed+int64(i), CoreConfig{Exact: i%3 == 2, Evict: i%2 == 1})
 		for range min(perWorld, steps) {
 			w.step()
 			w.check()
@@ -519,10 +576,11 @@ func TestNeverOvercommits(t *testing.T) {
 			bindings += rep.core.Stats().Binds
 		}
 		w.finish()
+		evictions += w.evictions
 	}
-	t.Logf("seed %d: %d steps, %d bindings by the last leaders", seed, steps, bindings)
-	if bindings == 0 {
-		t.Error("nothing was bound")
+	t.Logf("seed %d: %d steps, %d bindings by the last leaders, %d evictions", seed, steps, bindings, evictions)
+	if bindings == 0 || evictions == 0 && steps > perWorld {
+		t.Error("nothing was bound, or nobody evicted")
 	}
 }
 
