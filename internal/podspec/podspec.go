@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"tranche.dev/tranche/internal/placement"
 	"tranche.dev/tranche/internal/quantity"
@@ -386,7 +385,7 @@ func (p *parser) suffixes() error {
 
 // quantityBytes reads an amount of memory as Kubernetes writes it.
 func quantityBytes(text string) (uint64, error) {
-	q, err := resource.ParseQuantity(strings.TrimSpace(text))
+	q, err := quantity.ParseKubernetes(text)
 	if err != nil {
 		return 0, fmt.Errorf("%q: must be an amount of memory, as 8Gi", text)
 	}

@@ -238,6 +238,7 @@ func TestChanges(t *testing.T) {
 		{"a 30 32\n tranche.dev/cores=130", "[{a 30 30 8 GiB}] [container a: tranche.dev/cores: 130 cores: must be divisible by the container's 1 GPUs, and at most 100 of each]"},
 		{"a 30 32\n tranche.dev/memory=-1", `[{a 30 30 8 GiB}] [container a: tranche.dev/memory: "-1": must be a positive amount of memory]`},
 		{"a 30 32\n tranche.dev/memory=lots", `[{a 30 30 8 GiB}] [container a: tranche.dev/memory: "lots": must be an amount of memory, as 8Gi]`},
+		{"a 30 32\n tranche.dev/memory=1e-2000000000", `[{a 30 30 8 GiB}] [container a: tranche.dev/memory: "1e-2000000000": must be an amount of memory, as 8Gi]`},
 	} {
 		changes, errs := Changes(pod(c.pod), DefaultNames())
 		if got := fmt.Sprint(changes, errs); got != c.want {
@@ -261,6 +262,7 @@ func TestNames(t *testing.T) {
 func FuzzAnnotations(f *testing.F) {
 	f.Add(30, 32, GPUCount, "2", GPUs, `{"a":["GPU-x"]}`)
 	f.Add(200, 3, "tencent.com/predicate-gpu-idx-0", "0,1", Memory+".a", "8Gi")
+	f.Add(30, 32, Memory, "1e-2000000000", Cores, "1e9")
 	f.Add(0, 3, Apart, "a;a", "tencent.com/vcuda-core-limit", "-7")
 	f.Fuzz(func(t *testing.T, cores, units int, key1, value1, key2, value2 string) {
 		p := pod(fmt.Sprintf("a %d %d", cores, units))

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	"tranche.dev/tranche/internal/placement"
 	"tranche.dev/tranche/internal/quantity"
 )
@@ -142,7 +140,7 @@ func amount(l limit) (Amount, error) {
 		}
 	}
 	if l.Memory != "" {
-		q, err := resource.ParseQuantity(strings.TrimSpace(l.Memory))
+		q, err := quantity.ParseKubernetes(l.Memory)
 		if err != nil {
 			return a, fmt.Errorf("memory %q: must be an amount, as 64Gi", l.Memory)
 		}

@@ -130,7 +130,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	var servers []*http.Server
 	serve := func(l net.Listener, h http.Handler) {
-		s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, ErrorLog: slog.NewLogLogger(r.Log.Handler(), slog.LevelDebug)}
+		s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, ErrorLog: slog.NewLogLogger(r.Log.Handler(), slog.LevelDebug)}
 		servers = append(servers, s)
 		wg.Go(func() {
 			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {

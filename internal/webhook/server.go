@@ -21,8 +21,11 @@ import (
 // Path is where pods are sent.
 const Path = "/mutate"
 
-// maxBody is more than the API server takes of one object, twice.
-const maxBody = 8 << 20
+// maxBody is more than an object that the API server can store (1.5 MiB in its own format) takes as JSON.
+const maxBody = 4 << 20
+
+// maxTurns requests are in memory at a time, as anybody in the cluster may send some.
+const maxTurns = 8
 
 // Server speaks the API server's protocol (admission.k8s.io/v1) for a Mutator. Safe for concurrent use.
 type Server struct {
@@ -34,11 +37,13 @@ type Server struct {
 	registry *prometheus.Registry
 	outcomes *prometheus.CounterVec
 	latency  prometheus.Histogram
+	// turns bounds the requests that are in memory at a time.
+	turns chan struct{}
 }
 
 // NewServer makes a server that is not ready. gpus tells those of the cluster.
 func NewServer(m *Mutator, gpus func() []GPU, log *slog.Logger, version string) *Server {
-	s := &Server{mutator: m, gpus: gpus, log: log, version: version, registry: prometheus.NewRegistry()}
+	s := &Server{mutator: m, gpus: gpus, log: log, version: version, registry: prometheus.NewRegistry(), turns: make(chan struct{}, maxTurns)}
 	s.outcomes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tranche_webhook_pods_total", Help: "Pods, by what became of them."}, []string{"outcome"})
 	s.latency = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tranche_webhook_request_duration_seconds", Help: "Time to answer.",
 		Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18)})
@@ -81,6 +86,12 @@ func (s *Server) StatusHandler() http.Handler {
 
 func (s *Server) mutate(w http.ResponseWriter, r *http.Request) {
 	started := time.Now()
+	select {
+	case s.turns <- struct{}{}:
+		defer func() { <-s.turns }()
+	case <-r.Context().Done():
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var review admissionv1.AdmissionReview
 	if err == nil {
@@ -115,6 +126,9 @@ func (s *Server) review(body []byte) (admissionv1.AdmissionReview, error) {
 	out := admissionv1.AdmissionReview{TypeMeta: in.TypeMeta, Response: answer}
 	if q.Operation != admissionv1.Create || q.Resource.Resource != "pods" || q.Resource.Group != "" || q.SubResource != "" {
 		return out, nil
+	}
+	if err := checkQuantities(q.Object.Raw); err != nil {
+		return in, fmt.Errorf("pod: %w", err)
 	}
 	var pod corev1.Pod
 	if err := json.Unmarshal(q.Object.Raw, &pod); err != nil {
