@@ -203,7 +203,7 @@ func (p *parser) request(c *Container) error {
 	}
 	each := c.Cores / count
 	if each > 0 && each < CoresWhole && c.Units == 0 {
-		return &Error{c.Name, p.names.Memory(), fmt.Sprintf("%d cores, a part of a GPU, need memory as well: say how many units of %v the container may use", c.Cores, p.names.Unit)}
+		return &Error{c.Name, p.names.Memory(), fmt.Sprintf("%s, a part of a GPU, need memory as well: say how many units of %v the container may use", coresOf(c.Cores, count), p.names.Unit)}
 	}
 	if c.Units > 0 && c.Units < int64(count) {
 		return &Error{c.Name, p.names.Memory(), fmt.Sprintf("%d units are less than one for each of %d GPUs", c.Units, count)}
@@ -381,6 +381,14 @@ func (p *parser) suffixes() error {
 		}
 	}
 	return nil
+}
+
+// coresOf says how many cores a container asks of its GPUs.
+func coresOf(cores, count int) string {
+	if count == 1 {
+		return fmt.Sprintf("%d cores", cores)
+	}
+	return fmt.Sprintf("%d cores of each of %d GPUs", cores/count, count)
 }
 
 // quantityBytes reads an amount of memory as Kubernetes writes it.

@@ -130,6 +130,7 @@ together ["a" "b"]
 
 func TestParseRefuses(t *testing.T) {
 	for _, c := range []struct{ pod, want string }{
+		{"c 200 0\n tranche.dev/gpu-count=4", "container c: tencent.com/vcuda-memory: 50 cores of each of 4 GPUs, a part of a GPU, need memory as well: say how many units of 256 MiB the container may use"},
 		{"c 30 0", "container c: tencent.com/vcuda-memory: 30 cores, a part of a GPU, need memory as well: say how many units of 256 MiB the container may use"},
 		{"c 150 8", "container c: tencent.com/vcuda-core: 150: more than 100 must be a multiple of 100 (whole GPUs); for parts of several GPUs set the annotation tranche.dev/gpu-count"},
 		{"c 1700 0", "container c: tencent.com/vcuda-core: 1700: must be a whole number from 0 to 1600"},

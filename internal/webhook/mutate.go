@@ -67,6 +67,10 @@ func (m *Mutator) Mutate(pod *corev1.Pod, gpus []GPU) ([]Operation, []string, er
 	}
 	m.schedule(e)
 	ask, err := podspec.Parse(e.pod, m.Names)
+	if err == nil {
+		spec := ask.Placement()
+		err = spec.Validate()
+	}
 	if err != nil {
 		// Its node refuses it, and says so where few look.
 		warnings = append(warnings, err.Error())

@@ -376,6 +376,7 @@ func TestNotTranslated(t *testing.T) {
 // What the node would refuse, or take no notice of, is told at once.
 func TestWarnings(t *testing.T) {
 	for pod, want := range map[string]string{
+		"a core=30 memory=8\n tranche.dev/policy: fastest": `[policy "fastest": must be least-fragmentation, binpack, spread or topology]`,
 		"a core=30": "[container a: tencent.com/vcuda-memory: 30 cores, a part of a GPU, need memory as well: say how many units of 256 MiB the container may use]",
 		"a core=30 memory=8\n tencent.com/vcuda-core-limit: 20": "[container a: a ceiling of 20 is below its 30 cores and has no effect]",
 		"a gpu=1 CUDA_DISABLE_CONTROL=true":                     "[container a: CUDA_DISABLE_CONTROL has no effect: limits hold]",
