@@ -235,6 +235,26 @@ func TestMounts(t *testing.T) {
 	}
 }
 
+// A change of the number of copies, there or back, changes the strategy's type in no case: the API server would refuse it.
+func TestReplicas(t *testing.T) {
+	for mode, want := range map[string]string{"own": "1", "extender": "100%"} {
+		for _, n := range []string{"1", "2"} {
+			out := template(t, newest, "--set", "node.enabled=false,webhook.enabled=false,scheduler.service.tlsSecret=t,scheduler.mode="+mode+",scheduler.replicas="+n)
+			var d appsv1.Deployment
+			if list := documents(out, "Deployment"); len(list) != 1 || yaml.UnmarshalStrict([]byte(list[0]), &d) != nil {
+				t.Fatalf("%q", list)
+			}
+			s := d.Spec.Strategy
+			if s.Type != appsv1.RollingUpdateDeploymentStrategyType || s.RollingUpdate.MaxSurge.String() != "0" || s.RollingUpdate.MaxUnavailable.String() != want {
+				t.Errorf("mode %s, %s copies: %+v", mode, n, s)
+			}
+			if budgets := documents(out, "PodDisruptionBudget"); (len(budgets) == 1) != (mode == "own" && n == "2") {
+				t.Errorf("mode %s, %s copies: %d budgets", mode, n, len(budgets))
+			}
+		}
+	}
+}
+
 // The dashboard asks for metrics that there are.
 func TestDashboard(t *testing.T) {
 	board, err := os.ReadFile(chart + "/dashboards/tranche.json")
