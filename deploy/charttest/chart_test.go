@@ -122,6 +122,18 @@ func TestTemplate(t *testing.T) {
 	}
 }
 
+// What helm prints after an installation.
+func TestNotes(t *testing.T) {
+	for _, set := range sets(t) {
+		out, err := helm(t, "install", "tranche", chart, "--namespace", "tranche", "--dry-run=client", "-f", set)
+		_, notes, found := strings.Cut(out, "\nNOTES:\n")
+		if err != nil || !found {
+			t.Fatalf("%s: %v\n%s", set, err, out)
+		}
+		golden(t, filepath.Join("golden", strings.TrimSuffix(filepath.Base(set), ".yaml")+"-notes.txt"), notes)
+	}
+}
+
 // The plain manifests are the chart's.
 func TestManifests(t *testing.T) {
 	for file, args := range map[string][]string{
