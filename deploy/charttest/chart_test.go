@@ -6,6 +6,7 @@ package charttest
 import (
 	"bytes"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -263,6 +264,20 @@ func TestReplicas(t *testing.T) {
 			if budgets := documents(out, "PodDisruptionBudget"); (len(budgets) == 1) != (mode == "own" && n == "2") {
 				t.Errorf("mode %s, %s copies: %d budgets", mode, n, len(budgets))
 			}
+		}
+	}
+}
+
+// Helm merges maps: null takes a default away.
+func TestNodeSelector(t *testing.T) {
+	for set, want := range map[string]map[string]string{
+		`{}`:   {"nvidia-device-enable": "enable"},
+		`null`: nil,
+		`{"nvidia-device-enable": null, "pool": "gpus"}`: {"pool": "gpus"},
+	} {
+		out := template(t, newest, "--set", "scheduler.mode=none", "--set-json", "node.nodeSelector="+set)
+		if all := pods(t, out); len(all) != 1 || !maps.Equal(all[0].Spec.NodeSelector, want) {
+			t.Errorf("%s: %+v", set, all)
 		}
 	}
 }
