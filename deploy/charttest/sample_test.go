@@ -89,3 +89,28 @@ func TestWeights(t *testing.T) {
 		t.Errorf("%d configurations of kube-scheduler", found)
 	}
 }
+
+// What helm prints for the cluster's own scheduler is what the sample says.
+func TestNotesExtenders(t *testing.T) {
+	extenders := func(text string) []schedulerv1.Extender {
+		t.Helper()
+		var c schedulerv1.KubeSchedulerConfiguration
+		if err := yaml.UnmarshalStrict([]byte(text), &c); err != nil || len(c.Extenders) != 2 {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		return c.Extenders
+	}
+	text, err := os.ReadFile(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := helm(t, "install", "tranche", chart, "--namespace", "tranche", "--dry-run=client",
+		"--set", "scheduler.mode=extender,scheduler.service.clusterIP=10.96.3.4,scheduler.service.tlsSecret=t")
+	_, printed, found := strings.Cut(out, "\n  extenders:\n")
+	if err != nil || !found {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got, want := extenders("  extenders:\n"+printed), extenders(string(text)); !reflect.DeepEqual(got, want) {
+		t.Errorf("the notes say %+v, the sample %+v", got, want)
+	}
+}

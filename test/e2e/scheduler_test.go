@@ -83,8 +83,8 @@ func sample(t *testing.T) string {
 	if !ok {
 		t.Fatal("the sample has no profiles")
 	}
-	text = regexp.MustCompile(`(?m)^  (enableHTTPS|tlsConfig|  caFile):.*\n`).ReplaceAllString(text, "")
-	text = strings.ReplaceAll(text, "https://tranche-scheduler.kube-system.svc:3456", fmt.Sprintf("http://127.0.0.1:%d", extenderPort))
+	text = regexp.MustCompile(`(?m)^  (enableHTTPS|tlsConfig|  (serverName|caFile|certFile|keyFile)):.*\n`).ReplaceAllString(text, "")
+	text = strings.ReplaceAll(text, "https://10.96.3.4:3456", fmt.Sprintf("http://127.0.0.1:%d", extenderPort))
 	return "percentageOfNodesToScore: 100\nprofiles:" + text
 }
 

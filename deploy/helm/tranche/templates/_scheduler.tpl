@@ -17,13 +17,26 @@ extenders:
       - name: {{ .context.Values.resourceDomain }}/vcuda-core
       - name: {{ .context.Values.resourceDomain }}/vcuda-memory
     {{- if .tls }}
-    enableHTTPS: true
-    tlsConfig:
-      serverName: {{ .context.Release.Name }}-scheduler.{{ .context.Release.Namespace }}.svc
-      caFile: /etc/kubernetes/tranche/ca.crt
-      certFile: /etc/kubernetes/tranche/tls.crt
-      keyFile: /etc/kubernetes/tranche/tls.key
+    {{- include "tranche.extenderTLS" .context | nindent 4 }}
+  # Pods without GPUs, so that they take no CPU and memory that GPUs will need. Leave it out to spare a call for each of them.
+  - urlPrefix: {{ .url }}/scheduler
+    prioritizeVerb: priorities-others
+    weight: {{ $s.weight }}
+    httpTimeout: 5s
+    nodeCacheCapable: true
+    ignorable: true
+    {{- include "tranche.extenderTLS" .context | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{/* How the cluster's scheduler calls the extender, whose certificate it knows and which knows its. */}}
+{{- define "tranche.extenderTLS" -}}
+enableHTTPS: true
+tlsConfig:
+  serverName: {{ .Release.Name }}-scheduler.{{ .Release.Namespace }}.svc
+  caFile: /etc/kubernetes/tranche/ca.crt
+  certFile: /etc/kubernetes/tranche/tls.crt
+  keyFile: /etc/kubernetes/tranche/tls.key
 {{- end -}}
 
 {{- define "tranche.schedulerConfig" -}}
