@@ -38,4 +38,5 @@ chart: $(HELM) ## lint the chart, render it, hold it against Kubernetes 1.29 and
 		status=$$?; echo "chart: $$(($$(date +%s) - start)) s"; exit $$status
 
 chart-package: $(HELM) ## the chart as a file: build/chart
+	@rm -f $(BUILD)/chart/tranche-*.tgz
 	$(Q)$(HELM) package $(CHART) --version $(DEPLOY_VERSION) --app-version $(DEPLOY_VERSION) -d $(BUILD)/chart
