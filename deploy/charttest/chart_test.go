@@ -141,7 +141,10 @@ func TestManifests(t *testing.T) {
 		"tranche.yaml":           nil,
 		"tranche-simulated.yaml": {"--set", "simulated=a100-80g:2", "--set", "node.nodeSelector=null"},
 	} {
-		text := "# Made from the chart by `make chart CHART_ARGS=-update`: kubectl apply -f. Set the image to where yours is.\n" +
+		text := "# Made from the chart by `make chart CHART_ARGS=-update`, for Kubernetes " + newest + ": kubectl apply -f. First write your image for\n" +
+			"# tranche.dev/tranche:0.0.0-dev (three times), and the cluster's version for that of registry.k8s.io/kube-scheduler (once).\n" +
+			"# Kubernetes 1.29 has no ValidatingAdmissionPolicy (delete it and its binding) and no appArmorProfile. `helm template\n" +
+			"# --kube-version` writes all this as it must be: docs/install.md.\n" +
 			"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: tranche\n  labels: {pod-security.kubernetes.io/enforce: privileged}\n"
 		golden(t, filepath.Join("../manifests", file), text+template(t, newest, args...))
 	}
