@@ -153,21 +153,45 @@ func TestManifests(t *testing.T) {
 // What is not a value, or makes no sense, is refused with the reason.
 func TestRefused(t *testing.T) {
 	for set, want := range map[string]string{
-		"node.acess=privileged":            "acess",
-		"node.access=root":                 "privileged",
-		"node.bypass=maybe":                "report",
-		"node.kubeletDir=var/lib/kubelet":  "kubeletDir",
-		"scheduler.mode=extender":          "tlsSecret",
-		"scheduler.replicas=0":             "replicas",
-		"memoryUnit=lots":                  "memoryUnit",
-		"priorityClasses.value=2000000000": "priorityClasses",
-		"webhook.failurePolicy=Maybe":      "Ignore",
-		"webhook.certificates=secret":      "tlsSecret",
-		"webhook.hami.defaultCores=101":    "defaultCores",
+		"node.acess=privileged":                           "acess",
+		"node.access=root":                                "privileged",
+		"node.bypass=maybe":                               "report",
+		"node.maxUnavailable=0":                           "maxUnavailable",
+		"node.maxUnavailable=0%":                          "maxUnavailable",
+		"node.maxUnavailable=101%":                        "maxUnavailable",
+		"node.access=runtimeClass,node.runtimeClassName=": "runtimeClassName",
+		"node.kubeletDir=var/lib/kubelet":                 "kubeletDir",
+		"scheduler.mode=extender":                         "tlsSecret",
+		"scheduler.replicas=0":                            "replicas",
+		"scheduler.name=default-scheduler":                "the cluster's own",
+		"scheduler.quotaNamespace=":                       "quotaNamespace",
+		"scheduler.service.port=10260":                    "10260 has metrics",
+		"memoryUnit=lots":                                 "memoryUnit",
+		"resourceDomain=a..b":                             "resourceDomain",
+		"priorityClasses.value=-2147483649":               "priorityClasses",
+		"priorityClasses.value=2000000000":                "priorityClasses",
+		"webhook.failurePolicy=Maybe":                     "Ignore",
+		"webhook.certificates=secret":                     "tlsSecret",
+		"webhook.hami.defaultCores=101":                   "defaultCores",
 	} {
 		out, err := helm(t, "template", "tranche", chart, "--set", set)
 		if err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, want it refused with %q:\n%s", set, err, want, out)
+		}
+	}
+	for _, name := range []string{"team.tranche", "1tranche"} {
+		if out, err := helm(t, "template", name, chart); err == nil || !strings.Contains(out, "a letter first") {
+			t.Errorf("release %s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// Values that YAML would read as numbers are strings all the same.
+func TestQuoted(t *testing.T) {
+	out := template(t, newest, "--set-string", "simulated=1,scheduler.name=12", "--set", "scheduler.weight=2000000,node.maxUnavailable=7")
+	for _, want := range []string{`- schedulerName: "12"`, `- "--scheduler-name=12"`, `- "--sim=1"`, "weight: 2000000\n", "maxUnavailable: 7\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %s", want)
 		}
 	}
 }

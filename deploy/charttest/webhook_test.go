@@ -95,7 +95,7 @@ func TestWebhookCertificates(t *testing.T) {
 			[]string{"resources: [secrets]", "mutatingwebhookconfigurations]", "automountServiceAccountToken"}},
 		{"webhook.enabled=false", nil, []string{"webhook"}},
 		{"scheduler.mode=none", nil, []string{"webhook"}},
-		{"scheduler.mode=none,webhook.hami.enabled=true", []string{"- --scheduler-name=\n", "--hami"}, nil},
+		{"scheduler.mode=none,webhook.hami.enabled=true", []string{"- \"--scheduler-name=\"\n", "--hami"}, nil},
 	} {
 		out := template(t, newest, "--set", c.args)
 		for _, want := range c.has {

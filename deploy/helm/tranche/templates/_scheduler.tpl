@@ -7,7 +7,7 @@ extenders:
     prioritizeVerb: priorities
     bindVerb: bind
     preemptVerb: preemption
-    weight: {{ $s.weight }}
+    weight: {{ int $s.weight }}
     httpTimeout: 15s
     # Names are enough: the extender watches nodes itself.
     nodeCacheCapable: true
@@ -21,7 +21,7 @@ extenders:
   # Pods without GPUs, so that they take no CPU and memory that GPUs will need. Leave it out to spare a call for each of them.
   - urlPrefix: {{ .url }}/scheduler
     prioritizeVerb: priorities-others
-    weight: {{ $s.weight }}
+    weight: {{ int $s.weight }}
     httpTimeout: 5s
     nodeCacheCapable: true
     ignorable: true
@@ -53,7 +53,7 @@ leaderElection:
 # The extender ranks the nodes it is shown: show it all.
 percentageOfNodesToScore: 100
 profiles:
-  - schedulerName: {{ $s.name }}
+  - schedulerName: {{ $s.name | quote }}
     plugins:
       # What a pod asks for wins over packing.
       multiPoint:
