@@ -83,12 +83,12 @@ type Core struct {
 	unplaced int
 
 	// changes counts what may alter a decision.
-	changes   uint64
-	waited    uint64 // the tick in which a Filter waited last for news
-	awaited   uint64 // and for victims
-	recent    recent
-	explained explained
-	stats     Stats
+	changes uint64
+	// newsLeft and victimsLeft are how long Filters may still wait in this tick.
+	newsLeft, victimsLeft time.Duration
+	recent                recent
+	explained             explained
+	stats                 Stats
 }
 
 // phase of a pod. What is held in each is let go only as said.
@@ -214,7 +214,7 @@ func NewCore(config CoreConfig) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{},
+	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{}, newsLeft: awaitNews, victimsLeft: awaitVictims,
 		plain: map[types.UID]plainPod{}, used: map[string]quota.Used{}}, nil
 }
 

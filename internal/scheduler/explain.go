@@ -260,26 +260,37 @@ func kind(k placement.Constraints, g *placement.GPU) bool {
 }
 
 const (
-	// awaitVictims is how long Filter waits for the watch to show that a victim is gone.
+	// awaitVictims is how long, in a second, Filters wait for the watch to show that victims are gone.
 	awaitVictims = 500 * time.Millisecond
-	// awaitNews is how long it waits to hear of what made kube-scheduler ask.
+	// awaitNews is how long they wait to hear of what else made kube-scheduler ask.
 	awaitNews = 100 * time.Millisecond
 )
+
+// patience is how long Filters may still wait in this second, for victims or for other news.
+func (c *Core) patience(victims bool) *time.Duration {
+	if victims {
+		return &c.victimsLeft
+	}
+	return &c.newsLeft
+}
+
+// Waited tells for how long a Filter waited, after a verdict with Await.
+func (c *Core) Waited(victims bool, d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*c.patience(victims) -= d
+}
 
 // nothing is for a pod that no node has room for.
 func (c *Core) nothing(p *pod, names []string, v *Verdict) {
 	v.changes = c.changes
 	// Kube-scheduler may ask because it has seen, from a watch of its own, that there is room, which ours will show in a
-	// moment. It would not try again then. One wait a second keeps it going where many pods find no room.
-	evicts := p.claim != nil || p.preempted > 0 && c.tick < p.preempted+preemptTicks
-	switch {
-	case v.Again:
-	case evicts && c.awaited != c.tick:
-		v.Await, c.awaited = awaitVictims, c.tick
-	case c.waited != c.tick:
-		v.Await, c.waited = awaitNews, c.tick
+	// moment. It would not try again then. So much waiting in a second keeps it going where many pods find no room.
+	v.evicts = p.claim != nil || p.preempted > 0 && c.tick < p.preempted+preemptTicks
+	if !v.Again {
+		v.Await = max(*c.patience(v.evicts), 0)
 	}
-	if evicts {
+	if v.evicts {
 		return
 	}
 	if v.Evict = c.config.Evict && p.mayEvict && !p.planning && c.mayHelp(p); v.Evict {

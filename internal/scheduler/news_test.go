@@ -14,7 +14,7 @@ import (
 	extender "k8s.io/kube-scheduler/extender/v1"
 )
 
-// No room is worth a wait, once a second, whatever pod it is for; what is to be said is said once.
+// No room is worth some waiting in a second, whatever pod it is for; what is to be said is said once.
 func TestNoRoomIsWorthAWait(t *testing.T) {
 	c := testCore(t, CoreConfig{}, testNode("a", 1, "T4", 16*gib))
 	c.Tick()
@@ -26,10 +26,10 @@ func TestNoRoomIsWorthAWait(t *testing.T) {
 		want time.Duration
 	}{
 		{func() {}, awaitNews},
-		{func() {}, 0},
+		{func() { c.Waited(false, awaitNews/4) }, awaitNews * 3 / 4},
+		{func() { c.Waited(false, awaitNews) }, 0},
 		{func() { c.Tick() }, awaitNews},
-		{func() { bind(t, c, testPod("small", 10, 1), "a") }, 0},
-		{func() { c.Tick() }, awaitNews},
+		{func() { c.Waited(true, awaitVictims); bind(t, c, testPod("small", 10, 1), "a") }, awaitNews},
 	} {
 		step.do()
 		if v := filter(t, c, p, "a"); len(v.Passed) != 0 || v.Await != step.want || (v.Event != "") != (i == 0) {
@@ -72,9 +72,7 @@ func TestNewsDuringFilter(t *testing.T) {
 		go func() {
 			defer close(told)
 			for waits := false; !waits; {
-				c.mu.Lock()
-				waits = c.waited == c.tick
-				c.mu.Unlock()
+				waits = c.Stats().FilterEmpty > 0
 			}
 			of.news(c, there)
 		}()

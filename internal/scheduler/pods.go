@@ -317,6 +317,7 @@ func (c *Core) Tick() []Check {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tick++
+	c.newsLeft, c.victimsLeft = awaitNews, awaitVictims
 	maps.DeleteFunc(c.lately, func(_ types.UID, at uint64) bool { return c.tick-at > latelyTicks })
 	var out []Check
 	for _, p := range c.open {

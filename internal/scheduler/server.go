@@ -244,7 +244,9 @@ func (s *Server) filter(ctx context.Context, asked Asked, names []string, v *Ver
 	if err := s.core.Filter(asked, names, v); err != nil || v.Await == 0 {
 		return err
 	}
-	until := time.Now().Add(v.Await)
+	began := time.Now()
+	defer func(victims bool) { s.core.Waited(victims, time.Since(began)) }(v.evicts)
+	until := began.Add(v.Await)
 	event, evict := v.Event, v.Evict
 	for s.news(ctx, v, until) {
 		v.Again = true

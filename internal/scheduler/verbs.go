@@ -32,7 +32,8 @@ type Verdict struct {
 	Await time.Duration
 	// Again, set by the caller, makes it another look for the same request.
 	Again bool
-	// changes is the core's count when no node had room.
+	// evicts: Await is for victims to go. changes is the core's count when no node had room.
+	evicts  bool
 	changes uint64
 }
 

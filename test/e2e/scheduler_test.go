@@ -121,7 +121,7 @@ func (f *fleet) wait(within time.Duration, what string, ok func() (bool, error))
 			return
 		}
 		if time.Now().After(deadline) {
-			f.t.Fatalf("%s: not within %v\n%s", what, within, bed.Tail(f.ext.Log, 20))
+			f.t.Fatalf("%s: not within %v\n%s--- kube-scheduler\n%s", what, within, bed.Tail(f.ext.Log, 20), bed.Tail(f.b.Control.Daemon("kube-scheduler").Log, 20))
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
