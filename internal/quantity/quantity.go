@@ -32,7 +32,7 @@ func Parse(s string) (Bytes, error) {
 	if err != nil {
 		return 0, err
 	}
-	if unit == nil || strings.ContainsAny(number, "/_+-xXbBoOpP") || len(number) > 40 || !shortExponent(number) {
+	if unit == nil || strings.ContainsAny(number, "/_+-xXbBoOpP") || len(number) > 40 || !Computable(number) {
 		return 0, bad(s)
 	}
 	value, ok := new(big.Rat).SetString(number)
@@ -71,12 +71,6 @@ func unit(number, suffix string) (*big.Int, error) {
 		return nil, fmt.Errorf("%s%s: write %s%si (%sibytes) or %s%s (%sbytes)", number, suffix, number, letter, binary, number, letter, decimal)
 	}
 	return nil, nil
-}
-
-// shortExponent keeps 1e999999999 from becoming a number of that many digits.
-func shortExponent(number string) bool {
-	i := strings.IndexAny(number, "eE")
-	return i < 0 || len(number)-i <= 3
 }
 
 func bad(s string) error {
