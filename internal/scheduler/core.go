@@ -159,6 +159,9 @@ type pod struct {
 	counts []counted
 
 	claim *claim
+	// came is the tick in which the pod became known; refused: no node had room for it before.
+	came    uint64
+	refused bool
 	// planning is true while somebody looks for pods to evict.
 	planning  bool
 	eventTick uint64
@@ -214,7 +217,7 @@ func NewCore(config CoreConfig) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{}, newsLeft: awaitNews, victimsLeft: awaitVictims,
+	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{}, newsLeft: awaitAllNews, victimsLeft: awaitVictims,
 		plain: map[types.UID]plainPod{}, used: map[string]quota.Used{}}, nil
 }
 
@@ -423,7 +426,7 @@ func (c *Core) asked(a Asked) (*pod, error) {
 		return nil, fmt.Errorf("pod %s/%s has the UID of pod %v", object.Namespace, object.Name, p)
 	}
 	if p == nil {
-		p = &pod{uid: a.UID}
+		p = &pod{uid: a.UID, came: c.tick}
 		c.pods[a.UID] = p
 		c.to(p, asked)
 	}

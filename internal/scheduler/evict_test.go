@@ -28,6 +28,14 @@ func lows(t *testing.T, gpus int) *Core {
 	return c
 }
 
+// known is a pod that the watch showed a while ago.
+func known(c *Core, p *corev1.Pod) *corev1.Pod {
+	c.PodSeen(p)
+	c.Tick()
+	c.Tick()
+	return p
+}
+
 func ready(c *Core, api API) *Server {
 	s := NewServer(c, api, quiet(), "", 0)
 	s.Ready()
@@ -91,8 +99,7 @@ func TestGoneDuringWait(t *testing.T) {
 	c := lows(t, 1)
 	api := &fakeAPI{}
 	s := ready(c, api)
-	p := priority(testPod("p", 60, 8), 5)
-	c.PodSeen(p)
+	p := known(c, priority(testPod("p", 60, 8), 5))
 	time.AfterFunc(20*time.Millisecond, func() { c.PodGone(p.UID) })
 	var v Verdict
 	err := s.filter(t.Context(), AskedPod(p), []string{"a"}, &v)
@@ -112,7 +119,7 @@ func TestEventAfterWait(t *testing.T) {
 	c := lows(t, 1)
 	api := &fakeAPI{}
 	s := ready(c, api)
-	p := testPod("p", 60, 8)
+	p := known(c, testPod("p", 60, 8))
 	time.AfterFunc(20*time.Millisecond, func() { c.PodGone("uid-low-0") })
 	if v := ask(t, s, p, "a"); len(v.Passed) != 1 || len(api.events) > 0 {
 		t.Fatalf("%+v %q", v, api.events)
@@ -129,7 +136,7 @@ func TestNoEvictionAfterStop(t *testing.T) {
 	c := lows(t, 1)
 	api := &fakeAPI{}
 	s := ready(c, api)
-	p := priority(testPod("p", 60, 8), 5)
+	p := known(c, priority(testPod("p", 60, 8), 5))
 	time.AfterFunc(20*time.Millisecond, func() { s.Stop("the lease was lost") })
 	if ask(t, s, p, "a"); len(api.evicted) > 0 || c.pods[p.UID].planning {
 		t.Errorf("evicted %q, planning %v", api.evicted, c.pods[p.UID].planning)

@@ -262,23 +262,20 @@ func kind(k placement.Constraints, g *placement.GPU) bool {
 const (
 	// awaitVictims is how long, in a second, Filters wait for the watch to show that victims are gone.
 	awaitVictims = 500 * time.Millisecond
-	// awaitNews is how long they wait to hear of what else made kube-scheduler ask.
-	awaitNews = 100 * time.Millisecond
+	// awaitNews is how long a Filter waits to hear of what else made kube-scheduler ask, awaitAllNews all of them in a second.
+	awaitNews    = 100 * time.Millisecond
+	awaitAllNews = 2 * awaitNews
 )
-
-// patience is how long Filters may still wait in this second, for victims or for other news.
-func (c *Core) patience(victims bool) *time.Duration {
-	if victims {
-		return &c.victimsLeft
-	}
-	return &c.newsLeft
-}
 
 // Waited tells for how long a Filter waited, after a verdict with Await.
 func (c *Core) Waited(victims bool, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	*c.patience(victims) -= d
+	if victims {
+		c.victimsLeft -= d
+	} else {
+		c.newsLeft -= d
+	}
 }
 
 // nothing is for a pod that no node has room for.
@@ -287,9 +284,14 @@ func (c *Core) nothing(p *pod, names []string, v *Verdict) {
 	// Kube-scheduler may ask because it has seen, from a watch of its own, that there is room, which ours will show in a
 	// moment. It would not try again then. So much waiting in a second keeps it going where many pods find no room.
 	v.evicts = p.claim != nil || p.preempted > 0 && c.tick < p.preempted+preemptTicks
-	if !v.Again {
-		v.Await = max(*c.patience(v.evicts), 0)
+	switch {
+	case v.Again:
+	case v.evicts:
+		v.Await = max(c.victimsLeft, 0)
+	case p.refused || c.tick > p.came+1: // a pod that has just come is asked for because it has come
+		v.Await = min(max(c.newsLeft, 0), awaitNews)
 	}
+	p.refused = true
 	if v.evicts {
 		return
 	}

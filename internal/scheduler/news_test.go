@@ -14,19 +14,18 @@ import (
 	extender "k8s.io/kube-scheduler/extender/v1"
 )
 
-// No room is worth some waiting in a second, whatever pod it is for; what is to be said is said once.
+// No room is worth some waiting in a second, for a pod that has not just come; what is to be said is said once.
 func TestNoRoomIsWorthAWait(t *testing.T) {
 	c := testCore(t, CoreConfig{}, testNode("a", 1, "T4", 16*gib))
-	c.Tick()
-	there := testPod("there", 60, 8)
-	bind(t, c, there, "a")
+	bind(t, c, testPod("there", 60, 8), "a")
 	p := testPod("p", 60, 8)
 	for i, step := range []struct {
 		do   func()
 		want time.Duration
 	}{
+		{func() {}, 0},
 		{func() {}, awaitNews},
-		{func() { c.Waited(false, awaitNews/4) }, awaitNews * 3 / 4},
+		{func() { c.Waited(false, awaitAllNews-awaitNews/4) }, awaitNews / 4},
 		{func() { c.Waited(false, awaitNews) }, 0},
 		{func() { c.Tick() }, awaitNews},
 		{func() { c.Waited(true, awaitVictims); bind(t, c, testPod("small", 10, 1), "a") }, awaitNews},
@@ -35,6 +34,14 @@ func TestNoRoomIsWorthAWait(t *testing.T) {
 		if v := filter(t, c, p, "a"); len(v.Passed) != 0 || v.Await != step.want || (v.Event != "") != (i == 0) {
 			t.Errorf("step %d: %+v", i, v)
 		}
+	}
+	// One that came a while ago, and that kube-scheduler found no room for by itself until now.
+	late := testPod("late", 60, 8)
+	c.PodSeen(late)
+	c.Tick()
+	c.Tick()
+	if v := filter(t, c, late, "a"); v.Await != awaitNews {
+		t.Errorf("%+v", v)
 	}
 }
 
@@ -58,13 +65,13 @@ func TestNewsDuringFilter(t *testing.T) {
 		}, 1},
 	} {
 		c := testCore(t, CoreConfig{Evict: true}, testNode("a", 1, "T4", 16*gib))
-		c.Tick()
 		there := testPod("there", 60, 8)
 		placeBound(c, there, "a", 0)
 		p := testPod("p", 60, 8)
 		if of.evict {
 			priority(p, 5)
 		}
+		known(c, p)
 		api := &fakeAPI{}
 		s := NewServer(c, api, quiet(), "", 0)
 		s.Ready()

@@ -103,7 +103,7 @@ func (c *Core) podSeen(object *corev1.Pod, watched bool) {
 			p.waits = true
 		case p == nil && watched && object.DeletionTimestamp == nil && podspec.Wants(object, c.config.Names):
 			// Filter will be asked: then it need not be parsed any more.
-			p = &pod{uid: object.UID, waits: true}
+			p = &pod{uid: object.UID, waits: true, came: c.tick}
 			c.pods[object.UID] = p
 			c.to(p, asked)
 			p.read(object, c.config.Names)
@@ -317,7 +317,7 @@ func (c *Core) Tick() []Check {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tick++
-	c.newsLeft, c.victimsLeft = awaitNews, awaitVictims
+	c.newsLeft, c.victimsLeft = awaitAllNews, awaitVictims
 	maps.DeleteFunc(c.lately, func(_ types.UID, at uint64) bool { return c.tick-at > latelyTicks })
 	var out []Check
 	for _, p := range c.open {
