@@ -492,8 +492,14 @@ func nodeAPIServerAway(t *testing.T, n *gpuNode) {
 		t.Errorf("%d restarts, on GPU %d, was %d", got, n.gpuOf(t, now), gpu)
 	}
 	converged()
-	// kube-scheduler asks a server that was away again after up to a minute: 30 s and as much of jitter (client-go).
-	n.b.WaitPhase(t, n.b.CreatePod(t, podOf("after-away", container("c", load, 30, 16))), corev1.PodRunning, 2*soon)
+	// kube-scheduler asks a server that was away again after up to a minute: 30 s and as much of jitter (client-go). A new one
+	// does at once.
+	scheduler := n.b.Control.Daemon("kube-scheduler")
+	scheduler.Stop()
+	if err := scheduler.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.b.WaitPhase(t, n.b.CreatePod(t, podOf("after-away", container("c", load, 30, 16))), corev1.PodRunning, soon)
 }
 
 // static has kubelet run a pod from its directory until the end of the test, and gives its name.
