@@ -12,4 +12,5 @@ bench-kube: e2e-bed build ## pods a second through a real kube-scheduler, beside
 	@TRANCHE_E2E=1 TRANCHE_E2E_RATES=1 $(GO) test -count=1 -timeout 20m -v -run TestSchedulerThroughput ./test/e2e
 
 bed: e2e-bed build ## a bed to play with, until Ctrl-C (root; BED_ARGS="-nodes 2 -chart")
-	@$(GO) run ./test/e2e/bed/cmd/bed $(BED_ARGS)
+	@$(GO) build -o $(BUILD)/test/bed ./test/e2e/bed/cmd/bed
+	@exec $(BUILD)/test/bed $(BED_ARGS)

@@ -60,6 +60,7 @@ func run(nodes int, images []string, chart bool) (err error) {
 	}
 	fmt.Println("Ctrl-C ends it.")
 	<-ctx.Done()
+	fmt.Fprintln(os.Stderr, "bed: ends")
 	return nil
 }
 
@@ -95,9 +96,12 @@ func install(ctx context.Context, b *bed.Bed) error {
 	if err != nil {
 		return err
 	}
+	fmt.Fprintln(os.Stderr, "bed: helm install")
 	out, err := b.Control.Exec(ctx, "helm", "install", "tranche", dir, "--namespace", "tranche", "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "image.repository=tranche.local/tranche", "--set-string", "image.tag=1", "--set", "scheduler.kubeScheduler.repository="+kubeScheduler,
 		"--set", "simulated="+simulated, "--set", "node.liveChange=on", "--set", "scheduler.quotaConfigMap=tranche-quota")
-	fmt.Println(out)
-	return err
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
 }
