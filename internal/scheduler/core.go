@@ -84,11 +84,11 @@ type Core struct {
 
 	// changes counts what may alter a decision.
 	changes uint64
-	// newsLeft and victimsLeft are how long Filters may still wait in this tick.
-	newsLeft, victimsLeft time.Duration
-	recent                recent
-	explained             explained
-	stats                 Stats
+	// newsLeft and victimsLeft are how long Filters may still wait in this tick, newsMost how long one of them for news.
+	newsLeft, victimsLeft, newsMost time.Duration
+	recent                          recent
+	explained                       explained
+	stats                           Stats
 }
 
 // phase of a pod. What is held in each is let go only as said.
@@ -217,7 +217,7 @@ func NewCore(config CoreConfig) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{}, newsLeft: awaitAllNews, victimsLeft: awaitVictims,
+	return &Core{config: config, cluster: cluster, nodes: map[string]*node{}, pods: map[types.UID]*pod{}, open: map[types.UID]*pod{}, lately: map[types.UID]uint64{}, newsLeft: awaitAllNews, victimsLeft: awaitVictims, newsMost: awaitNews,
 		plain: map[types.UID]plainPod{}, used: map[string]quota.Used{}}, nil
 }
 

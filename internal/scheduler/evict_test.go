@@ -28,11 +28,12 @@ func lows(t *testing.T, gpus int) *Core {
 	return c
 }
 
-// known is a pod that the watch showed a while ago.
+// known is a pod that the watch showed a while ago. Filter waits for news for it a second, as the machine may be busy.
 func known(c *Core, p *corev1.Pod) *corev1.Pod {
 	c.PodSeen(p)
 	c.Tick()
 	c.Tick()
+	c.newsLeft, c.newsMost = time.Second, time.Second
 	return p
 }
 

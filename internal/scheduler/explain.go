@@ -289,7 +289,7 @@ func (c *Core) nothing(p *pod, names []string, v *Verdict) {
 	case v.evicts:
 		v.Await = max(c.victimsLeft, 0)
 	case p.refused || c.tick > p.came+1: // a pod that has just come is asked for because it has come
-		v.Await = min(max(c.newsLeft, 0), awaitNews)
+		v.Await = min(max(c.newsLeft, 0), c.newsMost)
 	}
 	p.refused = true
 	if v.evicts {
