@@ -2,10 +2,8 @@ package scheduler
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -21,18 +19,12 @@ func TestCoreKeepsNothingOfABody(t *testing.T) {
 	for _, exact := range []bool{false, true} {
 		c := testCore(t, CoreConfig{Evict: true, Exact: exact}, nodes...)
 		api := &fakeAPI{}
-		s := NewServer(c, api, quiet(), "tranche 1", 0)
-		s.Ready()
+		s := ready(c, api)
 		h := s.Handler()
 		spoilt := 0
 		do := func(verb string, in any) string {
 			t.Helper()
-			body, err := json.Marshal(in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, bytes.NewReader(body)))
+			w := serve(t, h, verb, in)
 			s.Wait()
 			answer := w.Body.String()
 			if w.Code != http.StatusOK || strings.Contains(answer, "####") {

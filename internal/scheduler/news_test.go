@@ -1,10 +1,7 @@
 package scheduler
 
 import (
-	"bytes"
 	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -73,8 +70,7 @@ func TestNewsDuringFilter(t *testing.T) {
 		}
 		known(c, p)
 		api := &fakeAPI{}
-		s := NewServer(c, api, quiet(), "", 0)
-		s.Ready()
+		s := ready(c, api)
 		told := make(chan struct{})
 		go func() {
 			defer close(told)
@@ -84,12 +80,7 @@ func TestNewsDuringFilter(t *testing.T) {
 			of.news(c, there)
 		}()
 		names := []string{"a"}
-		body, err := json.Marshal(extender.ExtenderArgs{Pod: p, NodeNames: &names})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w := httptest.NewRecorder()
-		s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/scheduler/predicates", bytes.NewReader(body)))
+		w := serve(t, s.Handler(), "predicates", extender.ExtenderArgs{Pod: p, NodeNames: &names})
 		<-told
 		s.Wait()
 		var out extender.ExtenderFilterResult

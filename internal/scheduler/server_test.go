@@ -69,6 +69,18 @@ func post(t *testing.T, url string, in, out any) int {
 	return resp.StatusCode
 }
 
+// serve answers one request without a connection.
+func serve(t *testing.T, h http.Handler, verb string, in any) *httptest.ResponseRecorder {
+	t.Helper()
+	body, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, bytes.NewReader(body)))
+	return w
+}
+
 func TestVerbs(t *testing.T) {
 	c := testCore(t, CoreConfig{Evict: true}, testNode("a", 1, "T4", 16*gib), testNode("b", 1, "T4", 16*gib))
 	api := &fakeAPI{}

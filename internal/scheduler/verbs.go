@@ -25,7 +25,7 @@ type Verdict struct {
 	Unresolvable string
 	// Event is what the pod's owner should read, if it is time to say so.
 	Event string
-	// Evict asks the caller to look for pods to evict: PlanEviction, or AbandonEviction, must follow.
+	// Evict asks the caller to look for pods to evict: PlanEviction, or Unheeded, must follow.
 	Evict bool
 	// Await is for how long Filter is worth another call whenever something changes: room for this pod is about to be made, or
 	// was, which the watch may not have shown yet. Event and Evict are to be heeded when that was in vain.

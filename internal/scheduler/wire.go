@@ -345,7 +345,7 @@ func (x *scanner) plainStrings(to []string) (names []string, list string) {
 			}
 		}
 	}
-	if odd&high != 0 || open > 0 || end > 1 && rest[end-1] != '"' || len(names) == len(to) {
+	if odd&high != 0 || open > 0 || rest[end-1] != '"' { // or an empty list
 		return to, ""
 	}
 	x.at += end + 1
